@@ -1,0 +1,1 @@
+"""The prefix index: which source holds which prefix, exactly.  Import the pieces from their modules."""
