@@ -1,4 +1,6 @@
-"""One prefix index per (model, block size), behind one set of source handles: where the event plane writes what workers hold."""
+"""One prefix index per (model, block size), behind one set of source handles: where the event plane writes
+what workers hold.
+"""
 
 from typing import NamedTuple
 
@@ -16,7 +18,9 @@ class IndexKey(NamedTuple):
 
 
 class IndexCatalog:
-    """Implements kvevents' `IndexSink`.  Handles are never reused: whatever arrives late for a dropped source is counted, not applied.
+    """Implements kvevents' `IndexSink`.
+
+    Handles are never reused: whatever arrives late for a dropped source is counted, not applied.
 
     Not thread-safe: the event loop's thread owns it.
     """
@@ -30,7 +34,10 @@ class IndexCatalog:
         """Writes that named a dropped or unknown source."""
 
     def open(self, source_id: object, model: str, block_size: int) -> int:
-        """A fresh, empty source of a model.  `source_id` is for the caller's own bookkeeping.  Raises ValueError for block_size < 1."""
+        """A fresh, empty source of a model.
+
+        `source_id` is for the caller's own bookkeeping.  Raises ValueError for block_size < 1.
+        """
         if block_size < 1:
             raise ValueError(f"block_size of {source_id} is {block_size}; a block holds at least 1 token")
         key = IndexKey(model, block_size)
@@ -87,7 +94,7 @@ class IndexCatalog:
 
     def upkeep(self) -> bool:
         """One bounded step of upkeep in every index.  Returns True while there is more to do."""
-        return any([index.upkeep() for index in self._indexes.values()])
+        return any(list(map(PrefixIndex.upkeep, self._indexes.values())))
 
     def blocks_of(self, source: int) -> int:
         """Blocks that a source holds; 0 when it is not open."""

@@ -1,8 +1,10 @@
-"""Which source holds which prefix, for one model and block size: exact longest-prefix match over any number of sources.
+"""Which source holds which prefix, for one model and block size: exact longest-prefix match over any number
+of sources.
 
-Sources live in groups of 64; each group is one compiled table (`table.py`) with a membership bit per source, and a match visits a
-group only as deep as one of its sources still follows the prompt.  A whole source is dropped or replaced in constant time: its bit
-is *retired* (masked out of every answer at once) and swept out of the table a few thousand slots at a time, before it is reused.
+Sources live in groups of 64; each group is one compiled table (`table.py`) with a membership bit per
+source, and a match visits a group only as deep as one of its sources still follows the prompt.  A whole
+source is dropped or replaced in constant time: its bit is *retired* (masked out of every answer at once)
+and swept out of the table a few thousand slots at a time, before it is reused.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +25,9 @@ _UPKEEP_SLOTS = 4096
 
 
 class Match(NamedTuple):
-    """Sources that hold at least the first block: handles int64[n] and the length of the prefix that each holds, int64[n] blocks."""
+    """Sources that hold at least the first block: handles int64[n] and the length of the prefix that each
+    holds, int64[n] blocks.
+    """
 
     sources: NDArray[np.int64]
     depths: NDArray[np.int64]
@@ -77,7 +81,9 @@ class _Group:
             self.meta[t.COUNTS + bit] = 0
 
     def store(self, hashes: NDArray[np.uint64], bit: int) -> None:
-        """Set the bit on every hash; drains a growing table in step, so that no single call pays for the growth."""
+        """Set the bit on every hash; drains a growing table in step, so that no single call pays for the
+        growth.
+        """
         if self.filled + hashes.shape[0] > self.limit:
             self._grow(hashes.shape[0])
         self.filled = t.store(self.new, self.old, self.meta, hashes, bit)
@@ -112,7 +118,9 @@ class _Group:
             self._rebuild(int(self.meta[t.LIVE]))
 
     def _rebuild(self, entries: int) -> None:
-        """Start to move everything into a table that `entries` fill to at most one half; tombstones stay behind."""
+        """Start to move everything into a table that `entries` fill to at most one half; tombstones stay
+        behind.
+        """
         capacity = max(_MIN_CAPACITY, 1 << max(0, 2 * entries - 1).bit_length())
         self.old, self.new = self.new, _empty_table(capacity)
         self.meta[t.OLD_LIVE] = self.meta[t.LIVE]
@@ -127,9 +135,12 @@ class _Group:
 
 
 class PrefixIndex:
-    """Block membership of many sources, keyed by sequence hash.  Not thread-safe: one owner, the event loop's thread.
+    """Block membership of many sources, keyed by sequence hash.
 
-    Every method is atomic between awaits.  Hash arrays are uint64[n], contiguous; other dtypes raise TypeError.
+    Not thread-safe: one owner, the event loop's thread.
+
+    Every method is atomic between awaits.  Hash arrays are uint64[n], contiguous; other dtypes raise
+    TypeError.
     """
 
     def __init__(self) -> None:
@@ -139,7 +150,10 @@ class PrefixIndex:
         self._depths = np.zeros(64, dtype=np.int64)
 
     def add_source(self, handle: int | None = None) -> int:
-        """Open an empty source and return its handle (the next free int unless given).  Raises ValueError when it is open already."""
+        """Open an empty source and return its handle (the next free int unless given).
+
+        Raises ValueError when it is open already.
+        """
         if handle is None:
             handle = self._next_handle
         if handle in self._places:
@@ -149,7 +163,10 @@ class PrefixIndex:
         return handle
 
     def store(self, source: int, hashes: NDArray[np.uint64]) -> None:
-        """Add blocks to a source; those it holds already change nothing.  Raises KeyError for an unknown handle."""
+        """Add blocks to a source; those it holds already change nothing.
+
+        Raises KeyError for an unknown handle.
+        """
         group, bit = self._places[source]
         if hashes.shape[0] <= _BATCH:
             group.store(_checked(hashes), bit)
@@ -158,12 +175,17 @@ class PrefixIndex:
             group.store(_checked(hashes[start : start + _BATCH]), bit)
 
     def remove(self, source: int, hashes: NDArray[np.uint64]) -> None:
-        """Take blocks from a source; those it does not hold change nothing.  Raises KeyError for an unknown handle."""
+        """Take blocks from a source; those it does not hold change nothing.
+
+        Raises KeyError for an unknown handle.
+        """
         group, bit = self._places[source]
         t.remove(group.new, group.old, group.meta, _checked(hashes), bit)
 
     def replace(self, source: int, hashes: NDArray[np.uint64]) -> None:
-        """Swap a source's whole set for another in one step: the new set is built beside the old, which serves until the swap."""
+        """Swap a source's whole set for another in one step: the new set is built beside the old, which
+        serves until the swap.
+        """
         before, old_bit = self._places[source]
         self._places[source] = self._new_place(source)
         self.store(source, hashes)
@@ -176,7 +198,9 @@ class PrefixIndex:
             place[0].retire_bit(place[1])
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
-        """Longest prefix of `hashes` (one prompt's sequence hashes, in order) that each source holds without a hole."""
+        """Longest prefix of `hashes` (one prompt's sequence hashes, in order) that each source holds
+        without a hole.
+        """
         hashes = _checked(hashes)
         found: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         for group in self._groups:
@@ -195,7 +219,10 @@ class PrefixIndex:
         return Match(np.concatenate([s for s, _ in found]), np.concatenate([d for _, d in found]))
 
     def upkeep(self, slots: int = _UPKEEP_SLOTS) -> bool:
-        """One bounded step of clearing dropped sources and finishing growth.  Returns True while there is more to do."""
+        """One bounded step of clearing dropped sources and finishing growth.
+
+        Returns True while there is more to do.
+        """
         more = False
         for group in self._groups:
             more |= group.upkeep(slots)
@@ -207,7 +234,10 @@ class PrefixIndex:
         return int(group.meta[t.COUNTS + bit])
 
     def hashes_of(self, source: int) -> NDArray[np.uint64]:
-        """Every block of a source, uint64[n], in no particular order; a scan of its table.  Raises KeyError for an unknown handle."""
+        """Every block of a source, uint64[n], in no particular order; a scan of its table.
+
+        Raises KeyError for an unknown handle.
+        """
         group, bit = self._places[source]
         flag = np.uint64(1 << bit)
         return np.concatenate([t.keys_of(group.new, flag), t.keys_of(group.old, flag)])
@@ -228,7 +258,10 @@ class PrefixIndex:
         return sum(group.new.nbytes + group.old.nbytes + group.meta.nbytes for group in self._groups)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless counters, owners, reachability and membership agree.  Scans every table: for tests and idle time."""
+        """Raise IntegrityError unless counters, owners, reachability and membership agree.
+
+        Scans every table: for tests and idle time.
+        """
         for number, group in enumerate(self._groups):
             _check_group(number, group)
         for handle, (group, bit) in self._places.items():

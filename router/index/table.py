@@ -1,11 +1,13 @@
 """Compiled open-addressing table: sequence hash -> 64-bit membership; insert, remove, match, migrate, sweep.
 
-A table is a u64 array of shape [capacity, 2]: column 0 is the key (a sequence hash), column 1 the membership bits of up to 64
-sources.  A slot is *occupied* when its bits are not zero, *free* when key and bits are zero, and a *tombstone* when only the
-bits are zero, so that every u64 is a legal key.  Probing is linear from a multiplicative hash; the capacity is a power of two.
+A table is a u64 array of shape [capacity, 2]: column 0 is the key (a sequence hash), column 1 the
+membership bits of up to 64 sources.  A slot is *occupied* when its bits are not zero, *free* when key and
+bits are zero, and a *tombstone* when only the bits are zero, so that every u64 is a legal key.  Probing is
+linear from a multiplicative hash; the capacity is a power of two.
 
-While a table grows there are two: `new` takes all inserts, `old` is drained a few slots at a time, and an entry lives in exactly
-one of them.  `meta` (int64[META_SIZE]) carries the counters; the functions below are its only writers.
+While a table grows there are two: `new` takes all inserts, `old` is drained a few slots at a time, and an
+entry lives in exactly one of them.  `meta` (int64[META_SIZE]) carries the counters; the functions below are
+its only writers.
 """
 
 import numba
@@ -16,7 +18,9 @@ U64Array = NDArray[np.uint64]
 I64Array = NDArray[np.int64]
 
 LIVE, TOMBSTONES, OLD_LIVE, DRAIN_AT, SWEEP_AT = 0, 1, 2, 3, 4
-"""Entries in `new`; tombstones in `new`; entries left in `old`; next slot of `old` to drain; next slot of `new` to sweep."""
+"""Entries in `new`; tombstones in `new`; entries left in `old`; next slot of `old` to drain; next slot of
+`new` to sweep.
+"""
 COUNTS = 8
 """meta[COUNTS + bit]: blocks held by that bit's source."""
 META_SIZE = COUNTS + 64
@@ -54,7 +58,9 @@ def _find(table, key):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, inline="always")
 def _find_or_place(table, key):  # type: ignore[no-untyped-def]
-    """(slot, found): the key's slot, or the slot where it belongs (the first tombstone on its path, else a free one)."""
+    """(slot, found): the key's slot, or the slot where it belongs (the first tombstone on its path, else a
+    free one).
+    """
     capacity = table.shape[0]
     mask = capacity - 1
     slot = _home(key, mask)
@@ -73,7 +79,10 @@ def _find_or_place(table, key):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, inline="always")
 def _insert(table, meta, key, bits):  # type: ignore[no-untyped-def]
-    """Put a key that the table does not hold.  The caller keeps the table below its load limit, so a place exists."""
+    """Put a key that the table does not hold.
+
+    The caller keeps the table below its load limit, so a place exists.
+    """
     slot, _ = _find_or_place(table, key)
     if table[slot, 0] != _ZERO:
         meta[TOMBSTONES] -= 1
@@ -84,7 +93,11 @@ def _insert(table, meta, key, bits):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, inline="always")
 def _vacate(table, slot):  # type: ignore[no-untyped-def]
-    """Empty a slot.  Returns the change in tombstones: it frees the slot (and tombstones before it) when the next one is free."""
+    """Empty a slot.
+
+    Returns the change in tombstones: it frees the slot (and tombstones before it) when the next one is
+    free.
+    """
     mask = table.shape[0] - 1
     table[slot, 1] = _ZERO
     after = (slot + 1) & mask
@@ -104,7 +117,10 @@ def _vacate(table, slot):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def drain(new, old, meta, retired, slots):  # type: ignore[no-untyped-def]
-    """Move entries from up to `slots` slots of `old` to `new`, without their retired bits.  Returns True when `old` is empty."""
+    """Move entries from up to `slots` slots of `old` to `new`, without their retired bits.
+
+    Returns True when `old` is empty.
+    """
     at = meta[DRAIN_AT]
     end = min(at + slots, old.shape[0])
     for slot in range(at, end):
@@ -143,7 +159,10 @@ def sweep(table, meta, retired, slots):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def store(new, old, meta, hashes, bit):  # type: ignore[no-untyped-def]
-    """Set one source's bit on every hash; a hash that is set already is left alone.  Returns occupied plus tombstone slots of `new`."""
+    """Set one source's bit on every hash; a hash that is set already is left alone.
+
+    Returns occupied plus tombstone slots of `new`.
+    """
     flag = _ONE << np.uint64(bit)
     draining = meta[OLD_LIVE] > 0
     added = 0
@@ -206,9 +225,12 @@ def remove(new, old, meta, hashes, bit):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def match(new, old, meta, hashes, live, depths):  # type: ignore[no-untyped-def]
-    """Longest prefix of `hashes` held by each live bit.  Returns the bits with a depth > 0; depths (int64[64]) is set for those only.
+    """Longest prefix of `hashes` held by each live bit.
 
-    The walk ends at the first block that no live source still follows, so its cost is the longest match, not the prompt.
+    Returns the bits with a depth > 0; depths (int64[64]) is set for those only.
+
+    The walk ends at the first block that no live source still follows, so its cost is the longest match,
+    not the prompt.
     """
     draining = meta[OLD_LIVE] > 0
     length = hashes.shape[0]

@@ -1,4 +1,7 @@
-"""The prefix index in plain Python: a set of hashes per source.  Slow and obvious; the oracle of the property tests."""
+"""The prefix index in plain Python: a set of hashes per source.
+
+Slow and obvious; the oracle of the property tests.
+"""
 
 from collections.abc import Sequence
 

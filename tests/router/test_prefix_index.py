@@ -1,4 +1,6 @@
-"""The prefix index answers like plain sets, whatever the order of stores, removals, swaps, drops, growth and upkeep."""
+"""The prefix index answers like plain sets, whatever the order of stores, removals, swaps, drops, growth
+and upkeep.
+"""
 
 import os
 
@@ -29,7 +31,9 @@ hash_lists = st.lists(st.one_of(st.sampled_from(EDGE_KEYS), st.integers(0, 60)),
 
 
 class IndexAgainstSets(RuleBasedStateMachine):
-    """Random operations on the index and on plain sets; after each the index must agree with itself and with the sets."""
+    """Random operations on the index and on plain sets; after each the index must agree with itself and
+    with the sets.
+    """
 
     @initialize()
     def start(self) -> None:
