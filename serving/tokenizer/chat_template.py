@@ -1,9 +1,9 @@
-"""Chat messages to a prompt, through the model's own Jinja template, as the templates on model hubs expect it."""
+"""Chat messages to a prompt, through the model's own Jinja template."""
 
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -19,7 +19,7 @@ class ChatTemplateError(ValueError):
 class _GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}`, which marks the assistant's tokens for training, is plain text here."""
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -58,7 +58,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """The templates of one model: `sources` by name, of which "default" and, when tools are given, "tool_use" count.
+    """The templates of one model: `sources` by name; "default" counts and, when tools are given, "tool_use".
 
     `special_tokens` (bos_token, eos_token, ...) are visible to the template as variables.
     Raises `ChatTemplateError` when a template does not parse.

@@ -77,7 +77,7 @@ def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def _spelling(path: Path, decoder: Any) -> tuple[Any, bool]:
-    """How tokens spell bytes, told by the configured decoder, and whether a leading space is to be dropped."""
+    """How tokens spell bytes, told by the configured decoder, and whether to drop a leading space."""
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = [step.get("type") for step in steps if isinstance(step, dict)]
     if "ByteLevel" in kinds:

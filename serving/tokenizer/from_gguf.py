@@ -24,7 +24,8 @@ _TEMPLATE_KEY = "tokenizer.chat_template"
 def tokenizer_from_gguf(path: Path) -> BPETokenizer:
     """Load from the metadata of `path`; some 0.2 s for 50,000 tokens.
 
-    Raises `TokenizerError` for a vocabulary kind or a pre-tokenizer that is not supported, `GGUFError` for a broken file.
+    Raises `TokenizerError` for a vocabulary kind or a pre-tokenizer that is not supported, `GGUFError` for a
+    broken file.
     """
     header = read_header(path)
     split = _word_split(header)

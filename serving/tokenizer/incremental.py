@@ -11,7 +11,8 @@ class IncrementalDecoder:
     """Decodes one generation as it comes; a character whose bytes span tokens is held back until it is whole.
 
     The pieces joined, `flush` included, equal `tokenizer.decode` of all ids, but for the leading space that
-    sentencepiece vocabularies drop at the start of a text: a generation continues one.  Constant work a token.
+    sentencepiece vocabularies drop at the start of a text: a generation continues one.  Constant work a
+    token.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:

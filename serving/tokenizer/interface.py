@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt for `messages` in OpenAI's form.  Raises `ChatTemplateError` when the template refuses them."""
+        """The prompt for `messages` in OpenAI's form.  Raises `ChatTemplateError` when it refuses them."""
         ...
 
     def encode_chat(

@@ -10,8 +10,8 @@ from serving.tokenizer.interface import Tokenizer, TokenizerError
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a `.gguf` file or of a folder with `tokenizer.json`.
 
-    Reads files only, never the network.  Raises `TokenizerError` (or its parent `ValueError`, from a broken GGUF
-    file or chat template) with the remedy.
+    Reads files only, never the network.  Raises `TokenizerError`, `GGUFError` or `ChatTemplateError`, each a
+    `ValueError`, with the remedy.
     """
     path = Path(path)
     if path.is_dir():

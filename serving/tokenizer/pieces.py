@@ -7,7 +7,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, every other byte, in order, from U+0100 up."""
+    """GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others in order from U+0100 up."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)

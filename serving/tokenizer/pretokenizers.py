@@ -26,7 +26,7 @@ def _single_digits() -> pre_tokenizers.PreTokenizer:
 
 
 def _words(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    """The word pattern that came with cl100k: contractions in any case, digits in runs of `digits`, lines kept apart."""
+    """The word pattern that came with cl100k: contractions in any case, digits as `digits`, lines apart."""
     pattern = "|".join(
         [
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
