@@ -162,6 +162,10 @@ class PrefixIndex:
         self._places[handle] = self._new_place(handle)
         return handle
 
+    def has_source(self, handle: int) -> bool:
+        """Whether a handle is open."""
+        return handle in self._places
+
     def store(self, source: int, hashes: NDArray[np.uint64]) -> None:
         """Add blocks to a source; those it holds already change nothing.
 

@@ -1,0 +1,97 @@
+"""The workers as the router may use them now: a view over the event plane's discovery, grouped by model."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvevents.consumer import WorkerView
+from router.breaker import Breakers
+from router.load import LoadLedger, SourceKey
+
+
+class Target(NamedTuple):
+    """One source that may take a prompt: its worker's view, its rank and what names it in index and ledger."""
+
+    view: WorkerView
+    dp_rank: int
+    handle: int | None
+    key: SourceKey
+
+
+class Fleet:
+    """Answers who serves a model and who of them is ready.  Keeps no list of its own: discovery owns it."""
+
+    def __init__(
+        self,
+        workers: Callable[[], dict[str, WorkerView]],
+        ledger: LoadLedger,
+        breakers: Breakers,
+        clock: Callable[[], float],
+    ) -> None:
+        self._workers, self._ledger, self._breakers, self._clock = workers, ledger, breakers, clock
+        self._drained: set[str] = set()
+
+    def models(self) -> list[str]:
+        """Names of the models that any known worker serves, sorted."""
+        return sorted({view.beat.model for view in self._workers().values()})
+
+    def workers(self) -> dict[str, WorkerView]:
+        """Every worker that is known, ready or not."""
+        return self._workers()
+
+    def of_model(self, model: str) -> list[WorkerView]:
+        """Every known worker of a model, ready or not."""
+        return [view for view in self._workers().values() if view.beat.model == model]
+
+    def why_not(self, view: WorkerView) -> str | None:
+        """Why a worker takes no new prompt now; None when it does."""
+        if view.beat.worker in self._drained:
+            return "drained by an operator"
+        if not view.alive:
+            return "silent"
+        if not view.ready:
+            return view.beat.state
+        if not self._breakers.allows(view.beat.worker, self._clock()):
+            return "failing, rested for a moment"
+        return None
+
+    def ready(self, model: str) -> list[WorkerView]:
+        """Workers of a model that take new prompts."""
+        return [view for view in self.of_model(model) if self.why_not(view) is None]
+
+    def targets(self, views: list[WorkerView]) -> list[Target]:
+        """Every source of the given workers."""
+        found = []
+        for view in views:
+            for rank, source in view.sources.items():
+                key = SourceKey(view.beat.worker, rank, source.epoch)
+                found.append(Target(view, rank, source.handle, key))
+        return found
+
+    def drain(self, worker: str) -> bool:
+        """Give a worker no new prompts until `undrain`.  Returns whether it is known."""
+        self._drained.add(worker)
+        return worker in self._workers()
+
+    def undrain(self, worker: str) -> bool:
+        """Let a worker take prompts again.  Returns whether it is known."""
+        self._drained.discard(worker)
+        return worker in self._workers()
+
+    def on_change(self, view: WorkerView) -> None:
+        """Take a heartbeat's load into the ledger; called by discovery."""
+        now = self._clock()
+        for beat in view.beat.sources:
+            key = SourceKey(view.beat.worker, beat.dp_rank, beat.epoch)
+            self._ledger.account(key).heard(
+                prefill_tokens=beat.load.prefill_tokens,
+                decode_blocks=beat.load.decode_blocks,
+                running=beat.load.running + beat.load.waiting,
+                now=now,
+            )
+
+    def tidy(self) -> None:
+        """Forget accounts and breakers of workers that are gone."""
+        views = self._workers()
+        self._ledger.prune({target.key for target in self.targets(list(views.values()))})
+        self._breakers.prune(set(views))
+        self._drained &= set(views)

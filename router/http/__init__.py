@@ -1,0 +1,1 @@
+"""The HTTP API: generation, inspection, health.  `app.build` mounts them."""

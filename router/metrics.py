@@ -1,0 +1,110 @@
+"""The router's metrics: `warmroute_router_*`.
+
+Labels are bounded: models and workers that discovery knows, fixed kinds.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from router.placement import Decision
+
+_STAGE_BUCKETS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1)
+_LATENCY_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160,
+)  # fmt: skip
+_RATIO_BUCKETS = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
+
+
+class RouterMetrics:
+    """Counters and histograms of requests and decisions, in the given registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._requests = Counter(
+            "warmroute_router_requests", "Requests answered by a worker", ["model", "code"], registry=registry
+        )
+        self._decisions = Counter(
+            "warmroute_router_decisions", "Placements by kind of reason", ["model", "policy", "kind"],
+            registry=registry,
+        )  # fmt: skip
+        self._stages = Histogram(
+            "warmroute_router_decision_seconds", "Time to a decision by stage", ["stage"],
+            buckets=_STAGE_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._first_byte = Histogram(
+            "warmroute_router_time_to_first_byte_seconds", "From the request to the answer's first byte",
+            ["model"], buckets=_LATENCY_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._hit_ratio = Histogram(
+            "warmroute_router_promised_hit_ratio", "Overlap of the chosen worker over the prompt, in blocks",
+            ["model"], buckets=_RATIO_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._prompt_tokens = Counter(
+            "warmroute_router_prompt_tokens", "Prompt tokens placed", ["model"], registry=registry
+        )
+        self._cached = Counter(
+            "warmroute_router_cached_tokens",
+            "Cached prompt tokens: available = the best any worker holds, promised = the chosen one holds,"
+            " delivered = the engine's own usage",
+            ["model", "stage"], registry=registry,
+        )  # fmt: skip
+        self.retries = Counter(
+            "warmroute_router_retries",
+            "Attempts that failed before the first byte",
+            ["kind"],
+            registry=registry,
+        )
+        self.upstream_errors = Counter(
+            "warmroute_router_upstream_errors", "Answers that broke off", ["kind"], registry=registry
+        )
+        self.client_gone = Counter(
+            "warmroute_router_client_disconnects", "Clients that left before the end", registry=registry
+        )
+        self._in_flight = Gauge(
+            "warmroute_router_in_flight_requests", "Requests in the router", registry=registry
+        )
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times one stage of a decision."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self._stages.labels(name).observe(perf_counter() - start)
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Counts a request while it is here; one that is cancelled counts as a client that left."""
+        self._in_flight.inc()
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.client_gone.inc()
+            raise
+        finally:
+            self._in_flight.dec()
+
+    def answered(self, decision: "Decision", status: int, seconds: float) -> None:
+        """An answer began: count it, its decision, its promised hit and its first byte."""
+        model = decision.target.view.beat.model
+        size = decision.prompt.block_size
+        self._requests.labels(model, str(status)).inc()
+        self._decisions.labels(model, decision.policy, decision.choice.kind).inc()
+        self._first_byte.labels(model).observe(seconds)
+        self._prompt_tokens.labels(model).inc(decision.prompt.tokens)
+        self._cached.labels(model, "available").inc(decision.best_overlap * size)
+        self._cached.labels(model, "promised").inc(decision.candidate.overlap_blocks * size)
+        if decision.prompt.blocks:
+            self._hit_ratio.labels(model).observe(decision.candidate.overlap_blocks / decision.prompt.blocks)
+
+    def delivered(self, decision: "Decision", cached_tokens: int | None) -> None:
+        """An answer ended: count what the engine says it took from its cache."""
+        if cached_tokens is not None:
+            self._cached.labels(decision.target.view.beat.model, "delivered").inc(cached_tokens)

@@ -1,0 +1,1 @@
+"""How a worker is chosen: one small file a policy, found by name through `registry`."""

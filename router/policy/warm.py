@@ -1,0 +1,96 @@
+"""Policy `warm` (default): the least expected time to the first token, counted in prefill tokens.
+
+score = what is left to prefill after the hit
+      + impatience x (prefill promised and not yet done + interference of decoding)
+      + a small fair-share term
+
+Everything is in one unit, the time to prefill one token.  Waiting delays this prompt alone; computing also
+delays every prompt that queues behind it and displaces cached blocks, which matters as soon as there is a
+queue.  So *impatience* is 1 while most workers are idle (a hot prefix comes to a second worker exactly when
+waiting costs more than computing it again) and sinks as more of them have work queued: under load the hit
+is worth several times its own tokens.
+"""
+
+import random
+from collections.abc import Sequence
+
+from router.policy.base import Candidate, Choice, Prompt, lowest
+
+DECODE_SHARE = 0.02
+"""Prefill tokens that one token of pinned context costs: decode steps interleave with the prefill and read
+that context.
+"""
+OVERFLOW_COST = 4.0
+"""Per token that the pool cannot hold beside what runs there: the prompt waits for others to finish, or
+pushes them out.
+"""
+FAIR_SHARE = 0.02
+"""Per token of recent prefill above the mean.
+
+Without it one worker takes every prompt while all are idle between prompts.
+"""
+LEAST_IMPATIENCE = 0.05
+"""Impatience when half of the other workers or more have work queued."""
+
+
+class Warm:
+    """Stateless; see the module's docstring for the cost."""
+
+    name = "warm"
+
+    def decide(self, prompt: Prompt, candidates: Sequence[Candidate], rng: random.Random) -> Choice:
+        """The least expected time; scores within half a block of the least count as equal and are drawn at
+        random.
+        """
+        count = len(candidates)
+        mean_recent = sum(c.recent_tokens for c in candidates) / count
+        others_busy = max(0, sum(c.queued_tokens > 0 for c in candidates) - 1) / max(1, count - 1)
+        impatience = max(LEAST_IMPATIENCE, 1 - 2 * others_busy)
+        scores = tuple(_cost(prompt, c, mean_recent, impatience) for c in candidates)
+        pick, ties = lowest(scores, rng, within=prompt.block_size / 2)
+        return _explain(prompt, candidates, scores, pick, ties)
+
+
+def _cost(prompt: Prompt, candidate: Candidate, mean_recent: float, impatience: float) -> float:
+    """Expected time to first token on a candidate, in prefill tokens."""
+    pinned = candidate.decode_blocks * prompt.block_size
+    waiting = candidate.queued_tokens + DECODE_SHARE * pinned
+    cost = candidate.missing_tokens(prompt) + impatience * waiting
+    if candidate.capacity_blocks:
+        room = candidate.capacity_blocks * prompt.block_size
+        cost += OVERFLOW_COST * max(0, pinned + prompt.tokens - room)
+    return cost + FAIR_SHARE * max(0.0, candidate.recent_tokens - mean_recent)
+
+
+def _explain(
+    prompt: Prompt, candidates: Sequence[Candidate], scores: tuple[float, ...], pick: int, ties: int
+) -> Choice:
+    """The sentence for people and the kind for metrics."""
+    if len(candidates) == 1:
+        return Choice(pick, scores, "only", "the only worker that can take it")
+    chosen = candidates[pick]
+    deepest = max(candidates, key=lambda c: max(c.overlap_blocks, c.expected_blocks))
+    most = max(deepest.overlap_blocks, deepest.expected_blocks)
+    held = max(chosen.overlap_blocks, chosen.expected_blocks)
+    told = f"holds {chosen.overlap_blocks} of {prompt.blocks} blocks"
+    if held > chosen.overlap_blocks:
+        told += f", {held} expected from a prompt just sent there"
+    if not prompt.hashed:
+        return Choice(pick, scores, "load", "by load alone: the prompt could not be hashed")
+    if most > held:
+        wait = scores[candidates.index(deepest)] - deepest.missing_tokens(prompt)
+        spare = chosen.missing_tokens(prompt) - deepest.missing_tokens(prompt)
+        return Choice(
+            pick,
+            scores,
+            "replicate",
+            f"{told}; {deepest.worker} holds {most}, but waiting there costs {wait:.0f} tokens of time"
+            f" and computing them again {spare}",
+        )
+    if ties > 1:
+        return Choice(pick, scores, "tie", f"{told}; drawn among {ties} equal workers")
+    if held:
+        return Choice(pick, scores, "cache", f"{told}; expected time {scores[pick]:.0f} tokens, the least")
+    return Choice(
+        pick, scores, "load", f"nothing cached anywhere; expected time {scores[pick]:.0f} tokens, the least"
+    )
