@@ -23,6 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from router.index.prefix_index import PrefixIndex
+from router.index.table import compile_all
 
 WORKERS, CHAIN = 8, 8192
 SHARED = 1024
@@ -90,11 +91,7 @@ def ingest(store: Callable[[int, Any], None], blocks: Any, per_message: int) -> 
 
 def measure_ours(blocks: np.ndarray, per_message: int) -> dict[str, Any]:
     """The compiled index over one layout."""
-    warm_up = PrefixIndex()
-    source = warm_up.add_source()
-    warm_up.store(source, blocks[0, 0])
-    warm_up.match(blocks[0, 0])
-    warm_up.remove(source, blocks[0, 0])
+    compile_all()
     index = PrefixIndex()
     for _ in range(WORKERS):
         index.add_source()
@@ -173,9 +170,8 @@ def main() -> None:
         )
         return
     for row in rows:
-        print(
-            f"\n{row['layout']}, {row['blocks_per_message']} blocks a message: ingest {row['ingest_ratio']}x, match {row['match_8192_ratio']}x"
-        )
+        title = f"{row['layout']}, {row['blocks_per_message']} blocks a message"
+        print(f"\n{title}: ingest {row['ingest_ratio']}x, match {row['match_8192_ratio']}x")
         for side in ("ours", "dict"):
             print(f"  {side:5}" + "  ".join(f"{name} {value}" for name, value in row[side].items()))
 

@@ -9,7 +9,7 @@ from router.load import LoadLedger, SourceKey
 
 
 class Target(NamedTuple):
-    """One source that may take a prompt: its worker's view, its rank and what names it in index and ledger."""
+    """One source that may take a prompt: its worker, its rank, and what names it in index and ledger."""
 
     view: WorkerView
     dp_rank: int
@@ -22,13 +22,19 @@ class Fleet:
 
     def __init__(
         self,
-        workers: Callable[[], dict[str, WorkerView]],
         ledger: LoadLedger,
         breakers: Breakers,
         clock: Callable[[], float],
     ) -> None:
-        self._workers, self._ledger, self._breakers, self._clock = workers, ledger, breakers, clock
+        self._workers: Callable[[], dict[str, WorkerView]] = dict
+        self._ledger, self._breakers, self._clock = ledger, breakers, clock
         self._drained: set[str] = set()
+
+    def follow(self, workers: Callable[[], dict[str, WorkerView]]) -> None:
+        """Ask this from now on for the workers (discovery is made with our `on_change`, so it comes
+        second).
+        """
+        self._workers = workers
 
     def models(self) -> list[str]:
         """Names of the models that any known worker serves, sorted."""

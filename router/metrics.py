@@ -3,13 +3,12 @@
 Labels are bounded: models and workers that discovery knows, fixed kinds.
 """
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 if TYPE_CHECKING:
     from router.placement import Decision
@@ -63,12 +62,6 @@ class RouterMetrics:
         self.upstream_errors = Counter(
             "warmroute_router_upstream_errors", "Answers that broke off", ["kind"], registry=registry
         )
-        self.client_gone = Counter(
-            "warmroute_router_client_disconnects", "Clients that left before the end", registry=registry
-        )
-        self._in_flight = Gauge(
-            "warmroute_router_in_flight_requests", "Requests in the router", registry=registry
-        )
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -78,18 +71,6 @@ class RouterMetrics:
             yield
         finally:
             self._stages.labels(name).observe(perf_counter() - start)
-
-    @contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """Counts a request while it is here; one that is cancelled counts as a client that left."""
-        self._in_flight.inc()
-        try:
-            yield
-        except asyncio.CancelledError:
-            self.client_gone.inc()
-            raise
-        finally:
-            self._in_flight.dec()
 
     def answered(self, decision: "Decision", status: int, seconds: float) -> None:
         """An answer began: count it, its decision, its promised hit and its first byte."""

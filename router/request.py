@@ -121,7 +121,7 @@ def _read_prompt(request: RoutedRequest, fields: _Body) -> None:
     else:
         raise OpenAIError(
             400,
-            "The request has no prompt: `messages`, or `prompt` as a string or a list of token ids, is needed.",
+            "The request has no prompt: give `messages`, or `prompt` as a string or a list of token ids.",
             type="invalid_request_error",
             code=None,
             param="messages" if prompt is None else "prompt",

@@ -10,6 +10,7 @@ from router.breaker import Breakers
 from router.config import RouterConfig
 from router.errors import too_long, unknown_model
 from router.fleet import Fleet
+from router.in_flight import InFlight
 from router.index.catalog import IndexCatalog
 from router.load import LoadLedger
 from router.metrics import RouterMetrics
@@ -44,6 +45,7 @@ class Router:
     reader: PromptReader
     session: aiohttp.ClientSession
     metrics: RouterMetrics
+    in_flight: InFlight
     draining: bool = False
 
     @property

@@ -66,7 +66,7 @@ class PromptReader:
             self.counts["given"] += 1
             return PromptTokens.of(request.token_ids, given=True)
         if request.why_unhashable is not None:
-            return self._none(request, request.why_unhashable, request.why_unhashable)
+            return self._none(request, "not_text", request.why_unhashable)
         tokenizer = self._tokenizer_for(request.model, workers)
         if tokenizer is not None:
             try:

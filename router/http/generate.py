@@ -46,7 +46,7 @@ class Generation:
         """Answer the client.  Raises OpenAIError when no worker began to."""
         body = await self.request.read()
         routed = read_request(body)
-        with self.router.metrics.in_flight():
+        with self.router.in_flight.request():
             tokens = await self.router.tokens_of(routed)
             while True:
                 response = await self._attempt(routed, tokens, body)
@@ -130,7 +130,7 @@ class Generation:
             metrics.upstream_errors.labels("midstream").inc()
             await self._end_broken(response, upstream, failure)
         except ConnectionError:
-            metrics.client_gone.inc()
+            self.router.in_flight.cancelled += 1
         return response
 
     async def _end_broken(

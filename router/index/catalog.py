@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from router.index.prefix_index import Match, PrefixIndex
+from router.index.prefix_index import NO_MATCH, Match, PrefixIndex
 
 
 class IndexKey(NamedTuple):
@@ -89,7 +89,7 @@ class IndexCatalog:
         """Longest prefix per source of one model and block size; empty when nothing of that kind is known."""
         index = self._indexes.get(key)
         if index is None:
-            return Match(np.empty(0, np.int64), np.empty(0, np.int64))
+            return NO_MATCH
         return index.match(hashes)
 
     def upkeep(self) -> bool:

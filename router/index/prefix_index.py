@@ -20,6 +20,8 @@ _MAX_FILL = 0.7
 _BATCH = 4096
 """Hashes handled by one compiled call, so that the table can grow between calls."""
 _DRAIN_PER_HASH = 8
+_LEAST_DRAIN = 64
+"""Slots of a growing table that move with each stored hash, and at least with each store."""
 _UPKEEP_SLOTS = 4096
 """Slots drained or swept by one idle step: some tens of microseconds."""
 
@@ -35,6 +37,10 @@ class Match(NamedTuple):
     def as_dict(self) -> dict[int, int]:
         """Handle -> blocks."""
         return dict(zip(self.sources.tolist(), self.depths.tolist(), strict=True))
+
+
+NO_MATCH = Match(np.empty(0, np.int64), np.empty(0, np.int64))
+"""What a prompt gets that no source has begun."""
 
 
 class IntegrityError(AssertionError):
@@ -88,7 +94,7 @@ class _Group:
             self._grow(hashes.shape[0])
         self.filled = t.store(self.new, self.old, self.meta, hashes, bit)
         if self.old.shape[0]:
-            self._drain(max(256, _DRAIN_PER_HASH * hashes.shape[0]))
+            self._drain(max(_LEAST_DRAIN, _DRAIN_PER_HASH * hashes.shape[0]))
 
     def upkeep(self, slots: int) -> bool:
         """Drain or sweep up to `slots` slots.  Returns True while there is more to do."""
@@ -147,7 +153,7 @@ class PrefixIndex:
         self._groups: list[_Group] = []
         self._places: dict[int, tuple[_Group, int]] = {}
         self._next_handle = 0
-        self._depths = np.zeros(64, dtype=np.int64)
+        self._found = np.zeros((64, 2), dtype=np.int64)
 
     def add_source(self, handle: int | None = None) -> int:
         """Open an empty source and return its handle (the next free int unless given).
@@ -206,21 +212,17 @@ class PrefixIndex:
         without a hole.
         """
         hashes = _checked(hashes)
-        found: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        rows = []
         for group in self._groups:
-            matched = int(
-                t.match(group.new, group.old, group.meta, hashes, np.uint64(group.live), self._depths)
-            )
-            if matched:
-                bits = np.flatnonzero(
-                    np.unpackbits(np.array([matched], "<u8").view(np.uint8), bitorder="little")
-                )
-                found.append((group.owners[bits], self._depths[bits]))
-        if not found:
-            return Match(np.empty(0, np.int64), np.empty(0, np.int64))
-        if len(found) == 1:
-            return Match(*found[0])
-        return Match(np.concatenate([s for s, _ in found]), np.concatenate([d for _, d in found]))
+            if group.live:
+                live, found = np.uint64(group.live), self._found
+                count = t.match(group.new, group.old, group.meta, hashes, live, group.owners, found)
+                if count:
+                    rows.append(found[:count].copy())
+        if not rows:
+            return NO_MATCH
+        table = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        return Match(table[:, 0], table[:, 1])
 
     def upkeep(self, slots: int = _UPKEEP_SLOTS) -> bool:
         """One bounded step of clearing dropped sources and finishing growth.

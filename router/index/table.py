@@ -224,20 +224,17 @@ def remove(new, old, meta, hashes, bit):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def match(new, old, meta, hashes, live, depths):  # type: ignore[no-untyped-def]
-    """Longest prefix of `hashes` held by each live bit.
+def match(new, old, meta, hashes, live, owners, found):  # type: ignore[no-untyped-def]
+    """Longest prefix of `hashes` held by each live bit.  Returns how many bits hold at least the first block.
 
-    Returns the bits with a depth > 0; depths (int64[64]) is set for those only.
-
-    The walk ends at the first block that no live source still follows, so its cost is the longest match,
-    not the prompt.
+    found (int64[64, 2]) gets one row (owner, depth) for each of them.  The walk ends at the first block
+    that no live source still follows, so its cost is the longest match, not the prompt.
     """
     draining = meta[OLD_LIVE] > 0
     length = hashes.shape[0]
     following = live
-    matched = _ZERO
-    depth = 0
-    while depth < length:
+    count = 0
+    for depth in range(length):
         key = hashes[depth]
         bits = _ZERO
         slot = _find(new, key)
@@ -250,29 +247,27 @@ def match(new, old, meta, hashes, live, depths):  # type: ignore[no-untyped-def]
         left = following & ~bits
         if left != _ZERO:
             if depth > 0:
-                _record(depths, left, depth)
+                count = _record(owners, found, count, left, depth)
             following &= bits
-            if depth == 0:
-                matched = following
             if following == _ZERO:
-                return matched
-        elif depth == 0:
-            matched = following
-        depth += 1
-    if depth > 0:
-        _record(depths, following, depth)
-    return matched
+                return count
+    if length > 0:
+        count = _record(owners, found, count, following, length)
+    return count
 
 
 @numba.njit(cache=True, inline="always")
-def _record(depths, bits, depth):  # type: ignore[no-untyped-def]
-    """depths[bit] = depth for every bit that is set."""
+def _record(owners, found, count, bits, depth):  # type: ignore[no-untyped-def]
+    """One row of `found` for every bit that is set.  Returns the new count."""
     bit = 0
     while bits != _ZERO:
         if bits & _ONE:
-            depths[bit] = depth
+            found[count, 0] = owners[bit]
+            found[count, 1] = depth
+            count += 1
         bits >>= _ONE
         bit += 1
+    return count
 
 
 @numba.njit(cache=True)
@@ -308,3 +303,16 @@ def audit(table, counts):  # type: ignore[no-untyped-def]
             if bits & (_ONE << np.uint64(bit)):
                 counts[bit] += 1
     return occupied, tombstones, unreachable
+
+
+def compile_all() -> None:
+    """Compile or load every function above for the types in use, so that no request waits for it."""
+    new, old = np.zeros((1024, 2), dtype=np.uint64), np.zeros((1024, 2), dtype=np.uint64)
+    meta, hashes = np.zeros(META_SIZE, dtype=np.int64), np.arange(4, dtype=np.uint64)
+    store(new, old, meta, hashes, 0)
+    match(new, old, meta, hashes, _ONE, np.zeros(64, dtype=np.int64), np.zeros((64, 2), dtype=np.int64))
+    remove(new, old, meta, hashes, 0)
+    drain(new, old, meta, _ZERO, 16)
+    sweep(new, meta, _ONE, 16)
+    keys_of(new, _ONE)
+    audit(new, np.zeros(64, dtype=np.int64))
