@@ -21,9 +21,9 @@ _BATCH = 4096
 """Hashes handled by one compiled call, so that the table can grow between calls."""
 _DRAIN_PER_HASH = 8
 _LEAST_DRAIN = 64
-"""Slots of a growing table that move with each stored hash, and at least with each store."""
-_UPKEEP_SLOTS = 4096
-"""Slots drained or swept by one idle step: some tens of microseconds."""
+"""Entries of a growing table that move with each stored hash, and at least with each store."""
+_UPKEEP_ENTRIES = 4096
+"""Entries drained or swept by one idle step: some tens of microseconds."""
 
 
 class Match(NamedTuple):
@@ -47,20 +47,31 @@ class IntegrityError(AssertionError):
     """The index contradicts itself; the message names the group, what was counted and what is stored."""
 
 
-def _empty_table(capacity: int) -> NDArray[np.uint64]:
-    return np.zeros((capacity, 2), dtype=np.uint64)
+class _Table(NamedTuple):
+    """The two arrays of one table (`table.py`)."""
+
+    entries: NDArray[np.uint64]
+    slots: NDArray[np.int32]
+
+    @classmethod
+    def of_capacity(cls, slots: int) -> "_Table":
+        return cls(np.zeros((int(slots * _MAX_FILL) + 1, 2), np.uint64), np.zeros(slots, np.int32))
+
+    @property
+    def nbytes(self) -> int:
+        return self.entries.nbytes + self.slots.nbytes
 
 
-_NO_TABLE = _empty_table(0)
+_NO_TABLE = _Table(np.zeros((0, 2), np.uint64), np.zeros(0, np.int32))
 
 
 @dataclass(slots=True)
 class _Group:
     """One table and the owners of its 64 bits."""
 
-    new: NDArray[np.uint64] = field(default_factory=lambda: _empty_table(_MIN_CAPACITY))
-    old: NDArray[np.uint64] = field(default_factory=lambda: _NO_TABLE)
-    meta: NDArray[np.int64] = field(default_factory=lambda: np.zeros(t.META_SIZE, dtype=np.int64))
+    new: _Table = field(default_factory=lambda: _Table.of_capacity(_MIN_CAPACITY))
+    old: _Table = _NO_TABLE
+    meta: NDArray[np.int64] = field(default_factory=t.new_meta)
     owners: NDArray[np.int64] = field(default_factory=lambda: np.full(64, -1, dtype=np.int64))
     live: int = 0
     retired: int = 0
@@ -92,35 +103,36 @@ class _Group:
         """
         if self.filled + hashes.shape[0] > self.limit:
             self._grow(hashes.shape[0])
-        self.filled = t.store(self.new, self.old, self.meta, hashes, bit)
-        if self.old.shape[0]:
+        self.filled = t.store(*self.new, *self.old, self.meta, hashes, bit)
+        if self.old is not _NO_TABLE:
             self._drain(max(_LEAST_DRAIN, _DRAIN_PER_HASH * hashes.shape[0]))
 
-    def upkeep(self, slots: int) -> bool:
-        """Drain or sweep up to `slots` slots.  Returns True while there is more to do."""
-        if self.old.shape[0]:
-            self._drain(slots)
+    def upkeep(self, number: int) -> bool:
+        """Drain or sweep up to `number` entries.  Returns True while there is more to do."""
+        if self.old is not _NO_TABLE:
+            self._drain(number)
             return True
         if not self.retired:
             return False
         if not self.sweeping:
             self.sweeping, self.meta[t.SWEEP_AT] = self.retired, 0
-        if t.sweep(self.new, self.meta, np.uint64(self.sweeping), slots):
+        if t.sweep(*self.new, self.meta, np.uint64(self.sweeping), number):
             self.retired &= ~self.sweeping
             self.sweeping = 0
             self._shrink_if_sparse()
         self.filled = int(self.meta[t.LIVE] + self.meta[t.TOMBSTONES])
-        return bool(self.retired) or self.old.shape[0] > 0
+        return bool(self.retired) or self.old is not _NO_TABLE
 
     def _grow(self, incoming: int) -> None:
-        if self.old.shape[0]:
-            self._drain(self.old.shape[0])
+        if self.old is not _NO_TABLE:
+            self._drain(self.old.entries.shape[0])
             if self.filled + incoming <= self.limit:
                 return
         self._rebuild(int(self.meta[t.LIVE]) + incoming)
 
     def _shrink_if_sparse(self) -> None:
-        if self.new.shape[0] > _MIN_CAPACITY and self.meta[t.LIVE] < self.new.shape[0] // 8:
+        capacity = self.new.slots.shape[0]
+        if capacity > _MIN_CAPACITY and self.meta[t.LIVE] < capacity // 8:
             self._rebuild(int(self.meta[t.LIVE]))
 
     def _rebuild(self, entries: int) -> None:
@@ -128,14 +140,15 @@ class _Group:
         behind.
         """
         capacity = max(_MIN_CAPACITY, 1 << max(0, 2 * entries - 1).bit_length())
-        self.old, self.new = self.new, _empty_table(capacity)
-        self.meta[t.OLD_LIVE] = self.meta[t.LIVE]
-        self.meta[[t.LIVE, t.TOMBSTONES, t.DRAIN_AT]] = 0
+        self.old, self.new = self.new, _Table.of_capacity(capacity)
+        self.meta[t.OLD_LIVE], self.meta[t.OLD_USED] = self.meta[t.LIVE], self.meta[t.USED]
+        self.meta[[t.LIVE, t.USED, t.TOMBSTONES, t.DRAIN_AT]] = 0
+        self.meta[t.FREE] = -1
         self.sweeping = 0
         self.filled, self.limit = 0, int(capacity * _MAX_FILL)
 
-    def _drain(self, slots: int) -> None:
-        if t.drain(self.new, self.old, self.meta, np.uint64(self.retired), slots):
+    def _drain(self, number: int) -> None:
+        if t.drain(*self.new, self.old.entries, self.meta, np.uint64(self.retired), number):
             self.old = _NO_TABLE
         self.filled = int(self.meta[t.LIVE] + self.meta[t.TOMBSTONES])
 
@@ -190,7 +203,7 @@ class PrefixIndex:
         Raises KeyError for an unknown handle.
         """
         group, bit = self._places[source]
-        t.remove(group.new, group.old, group.meta, _checked(hashes), bit)
+        t.remove(*group.new, *group.old, group.meta, _checked(hashes), bit)
 
     def replace(self, source: int, hashes: NDArray[np.uint64]) -> None:
         """Swap a source's whole set for another in one step: the new set is built beside the old, which
@@ -216,7 +229,7 @@ class PrefixIndex:
         for group in self._groups:
             if group.live:
                 live, found = np.uint64(group.live), self._found
-                count = t.match(group.new, group.old, group.meta, hashes, live, group.owners, found)
+                count = t.match(*group.new, *group.old, group.meta, hashes, live, group.owners, found)
                 if count:
                     rows.append(found[:count].copy())
         if not rows:
@@ -224,14 +237,14 @@ class PrefixIndex:
         table = rows[0] if len(rows) == 1 else np.concatenate(rows)
         return Match(table[:, 0], table[:, 1])
 
-    def upkeep(self, slots: int = _UPKEEP_SLOTS) -> bool:
+    def upkeep(self, number: int = _UPKEEP_ENTRIES) -> bool:
         """One bounded step of clearing dropped sources and finishing growth.
 
         Returns True while there is more to do.
         """
         more = False
         for group in self._groups:
-            more |= group.upkeep(slots)
+            more |= group.upkeep(number)
         return more
 
     def blocks_of(self, source: int) -> int:
@@ -246,7 +259,12 @@ class PrefixIndex:
         """
         group, bit = self._places[source]
         flag = np.uint64(1 << bit)
-        return np.concatenate([t.keys_of(group.new, flag), t.keys_of(group.old, flag)])
+        return np.concatenate(
+            [
+                t.keys_of(group.new.entries, group.meta[t.USED], flag),
+                t.keys_of(group.old.entries, group.old.entries.shape[0] and group.meta[t.OLD_USED], flag),
+            ]
+        )
 
     @property
     def sources(self) -> list[int]:
@@ -295,14 +313,16 @@ def _checked(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _check_group(number: int, group: _Group) -> None:
-    counts = np.zeros(64, dtype=np.int64)
-    occupied, tombstones, unreachable = t.audit(group.new, counts)
-    behind, _, unreachable_behind = t.audit(group.old, counts)
+    counts, meta = np.zeros(64, dtype=np.int64), group.meta
+    keys, unreachable, tombstones = t.audit(*group.new, meta[t.USED], counts)
+    behind = group.old is not _NO_TABLE
+    old_keys, old_unreachable, _ = t.audit(*group.old, meta[t.OLD_USED] if behind else 0, counts)
     stored = {
-        "entries": (occupied, int(group.meta[t.LIVE])),
-        "tombstones": (tombstones, int(group.meta[t.TOMBSTONES])),
-        "entries left behind": (behind, int(group.meta[t.OLD_LIVE])),
-        "unreachable entries": (unreachable + unreachable_behind, 0),
+        "keys": (keys, int(meta[t.LIVE])),
+        "free entries": (t.free_entries(group.new.entries, meta), int(meta[t.USED] - meta[t.LIVE])),
+        "tombstones": (tombstones, int(meta[t.TOMBSTONES])),
+        "keys left behind": (old_keys, int(meta[t.OLD_LIVE])),
+        "unreachable keys": (unreachable + old_unreachable, 0),
         "live and retired bits": (group.live & group.retired, 0),
     }
     for bit in range(64):

@@ -1,12 +1,13 @@
-"""Compiled open-addressing table: sequence hash -> 64-bit membership; insert, remove, match, migrate, sweep.
+"""Compiled hash table: sequence hash -> 64-bit membership; store, remove, match, drain, sweep.
 
-A table is a u64 array of shape [capacity, 2]: column 0 is the key (a sequence hash), column 1 the
-membership bits of up to 64 sources.  A slot is *occupied* when its bits are not zero, *free* when key and
-bits are zero, and a *tombstone* when only the bits are zero, so that every u64 is a legal key.  Probing is
-linear from a multiplicative hash; the capacity is a power of two.
+A table has two arrays.  `entries` (uint64[n, 2]) holds key and membership bits of up to 64 sources in the
+order of arrival, so that the blocks of a chain mostly lie side by side and a match reads them in a row
+instead of probing for each.  `slots` (int32, a power of two) maps a key to its entry: linear probing, 0 =
+free, -1 = tombstone, else entry number + 1.  An entry without bits is unused: in the newer table it is
+linked into a free list through its key.
 
-While a table grows there are two: `new` takes all inserts, `old` is drained a few slots at a time, and an
-entry lives in exactly one of them.  `meta` (int64[META_SIZE]) carries the counters; the functions below are
+While a table grows there are two: `new` takes all inserts, `old` is drained some entries at a time, and a
+key lives in exactly one of them.  `meta` (int64[META_SIZE]) carries the counters; the functions below are
 its only writers.
 """
 
@@ -17,10 +18,12 @@ from numpy.typing import NDArray
 U64Array = NDArray[np.uint64]
 I64Array = NDArray[np.int64]
 
-LIVE, TOMBSTONES, OLD_LIVE, DRAIN_AT, SWEEP_AT = 0, 1, 2, 3, 4
-"""Entries in `new`; tombstones in `new`; entries left in `old`; next slot of `old` to drain; next slot of
-`new` to sweep.
+LIVE, USED, FREE, TOMBSTONES = 0, 1, 2, 3
+"""Of `new`: keys; entries ever used; head of the free list (entry number, -1 = none); tombstones among the
+slots.
 """
+OLD_LIVE, OLD_USED, DRAIN_AT, SWEEP_AT = 4, 5, 6, 7
+"""Of `old`: keys left; entries; next entry to drain.  Of `new`: next entry to sweep."""
 COUNTS = 8
 """meta[COUNTS + bit]: blocks held by that bit's source."""
 META_SIZE = COUNTS + 64
@@ -28,7 +31,13 @@ META_SIZE = COUNTS + 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
-_TOMB_KEY_FOR_ZERO = np.uint64(1)
+
+
+def new_meta() -> I64Array:
+    """Counters of an empty table."""
+    meta = np.zeros(META_SIZE, dtype=np.int64)
+    meta[FREE] = -1
+    return meta
 
 
 @numba.njit(cache=True, inline="always")
@@ -39,192 +48,140 @@ def _home(key, mask):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, inline="always")
-def _find(table, key):  # type: ignore[no-untyped-def]
-    """Slot of a key, or -1."""
-    capacity = table.shape[0]
-    if capacity == 0:
-        return -1
+def _find(entries, slots, key):  # type: ignore[no-untyped-def]
+    """Slot of a key that has members, or -1."""
+    capacity = slots.shape[0]
     mask = capacity - 1
-    slot = _home(key, mask)
+    slot = np.int64(-1)
+    if capacity > 0:
+        slot = _home(key, mask)
     for _ in range(capacity):
-        if table[slot, 1] == _ZERO:
-            if table[slot, 0] == _ZERO:
-                return -1
-        elif table[slot, 0] == key:
+        at = slots[slot]
+        if at == 0:
+            return np.int64(-1)
+        if at > 0 and entries[at - 1, 0] == key and entries[at - 1, 1] != _ZERO:
             return slot
         slot = (slot + 1) & mask
-    return -1
+    return np.int64(-1)
 
 
 @numba.njit(cache=True, inline="always")
-def _find_or_place(table, key):  # type: ignore[no-untyped-def]
-    """(slot, found): the key's slot, or the slot where it belongs (the first tombstone on its path, else a
-    free one).
+def _insert(entries, slots, meta, key, bits):  # type: ignore[no-untyped-def]
+    """Put a key that the table does not hold; the caller keeps the table below its limit.
+
+    Returns the entry.
     """
-    capacity = table.shape[0]
-    mask = capacity - 1
+    entry = meta[FREE]
+    if entry >= 0:
+        meta[FREE] = np.int64(entries[entry, 0]) - 1
+    else:
+        entry = meta[USED]
+        meta[USED] += 1
+    entries[entry, 0] = key
+    entries[entry, 1] = bits
+    mask = slots.shape[0] - 1
     slot = _home(key, mask)
-    place = -1
-    for _ in range(capacity):
-        if table[slot, 1] == _ZERO:
-            if table[slot, 0] == _ZERO:
-                return (slot if place < 0 else place), False
-            if place < 0:
-                place = slot
-        elif table[slot, 0] == key:
-            return slot, True
+    while slots[slot] > 0:
         slot = (slot + 1) & mask
-    return place, False
-
-
-@numba.njit(cache=True, inline="always")
-def _insert(table, meta, key, bits):  # type: ignore[no-untyped-def]
-    """Put a key that the table does not hold.
-
-    The caller keeps the table below its load limit, so a place exists.
-    """
-    slot, _ = _find_or_place(table, key)
-    if table[slot, 0] != _ZERO:
+    if slots[slot] < 0:
         meta[TOMBSTONES] -= 1
-    table[slot, 0] = key
-    table[slot, 1] = bits
+    slots[slot] = entry + 1
     meta[LIVE] += 1
+    return entry
 
 
 @numba.njit(cache=True, inline="always")
-def _vacate(table, slot):  # type: ignore[no-untyped-def]
-    """Empty a slot.
-
-    Returns the change in tombstones: it frees the slot (and tombstones before it) when the next one is
-    free.
+def _delete(entries, slots, meta, slot):  # type: ignore[no-untyped-def]
+    """Take the key at a slot out of `new`: its entry joins the free list, its slot is freed or becomes a
+    tombstone.
     """
-    mask = table.shape[0] - 1
-    table[slot, 1] = _ZERO
-    after = (slot + 1) & mask
-    if table[after, 1] != _ZERO or table[after, 0] != _ZERO:
-        if table[slot, 0] == _ZERO:
-            table[slot, 0] = _TOMB_KEY_FOR_ZERO
-        return 1
-    table[slot, 0] = _ZERO
-    change = 0
-    slot = (slot - 1) & mask
-    while table[slot, 1] == _ZERO and table[slot, 0] != _ZERO:
-        table[slot, 0] = _ZERO
-        change -= 1
-        slot = (slot - 1) & mask
-    return change
+    entry = np.int64(slots[slot]) - 1
+    entries[entry, 0] = np.uint64(meta[FREE] + 1)
+    entries[entry, 1] = _ZERO
+    meta[FREE] = entry
+    meta[LIVE] -= 1
+    mask = slots.shape[0] - 1
+    if slots[(slot + 1) & mask] != 0:
+        slots[slot] = -1
+        meta[TOMBSTONES] += 1
+        return
+    slots[slot] = 0
+    before = (slot - 1) & mask
+    while slots[before] < 0:
+        slots[before] = 0
+        meta[TOMBSTONES] -= 1
+        before = (before - 1) & mask
 
 
 @numba.njit(cache=True)
-def drain(new, old, meta, retired, slots):  # type: ignore[no-untyped-def]
-    """Move entries from up to `slots` slots of `old` to `new`, without their retired bits.
+def store(entries, slots, old_entries, old_slots, meta, hashes, bit):  # type: ignore[no-untyped-def]
+    """Set one source's bit on every hash; one that is set already is left alone.
 
-    Returns True when `old` is empty.
-    """
-    at = meta[DRAIN_AT]
-    end = min(at + slots, old.shape[0])
-    for slot in range(at, end):
-        if old[slot, 1] == _ZERO:
-            continue
-        key = old[slot, 0]
-        bits = old[slot, 1] & ~retired
-        old[slot, 1] = _ZERO
-        if key == _ZERO:
-            old[slot, 0] = _TOMB_KEY_FOR_ZERO
-        meta[OLD_LIVE] -= 1
-        if bits != _ZERO:
-            _insert(new, meta, key, bits)
-    meta[DRAIN_AT] = end
-    return end == old.shape[0]
-
-
-@numba.njit(cache=True)
-def sweep(table, meta, retired, slots):  # type: ignore[no-untyped-def]
-    """Clear retired bits in up to `slots` slots.  Returns True when the pass over the table is complete."""
-    at = meta[SWEEP_AT]
-    end = min(at + slots, table.shape[0])
-    keep = ~retired
-    for slot in range(at, end):
-        bits = table[slot, 1]
-        if bits & retired:
-            bits &= keep
-            if bits == _ZERO:
-                meta[LIVE] -= 1
-                meta[TOMBSTONES] += _vacate(table, slot)
-            else:
-                table[slot, 1] = bits
-    meta[SWEEP_AT] = end
-    return end == table.shape[0]
-
-
-@numba.njit(cache=True)
-def store(new, old, meta, hashes, bit):  # type: ignore[no-untyped-def]
-    """Set one source's bit on every hash; a hash that is set already is left alone.
-
-    Returns occupied plus tombstone slots of `new`.
+    Returns `new`'s fill in slots.
     """
     flag = _ONE << np.uint64(bit)
     draining = meta[OLD_LIVE] > 0
     added = 0
+    entry = np.int64(-2)
     for i in range(hashes.shape[0]):
         key = hashes[i]
-        slot, found = _find_or_place(new, key)
-        if found:
-            if not new[slot, 1] & flag:
-                new[slot, 1] |= flag
+        entry += 1
+        beside = 0 <= entry < meta[USED] and entries[entry, 0] == key and entries[entry, 1] != _ZERO
+        if not beside:
+            slot = _find(entries, slots, key)
+            entry = np.int64(slots[slot]) - 1 if slot >= 0 else np.int64(-1)
+        if entry >= 0:
+            if not entries[entry, 1] & flag:
+                entries[entry, 1] |= flag
                 added += 1
             continue
         if draining:
-            behind = _find(old, key)
-            if behind >= 0:
-                if not old[behind, 1] & flag:
-                    old[behind, 1] |= flag
+            slot = _find(old_entries, old_slots, key)
+            if slot >= 0:
+                behind = old_slots[slot] - 1
+                if not old_entries[behind, 1] & flag:
+                    old_entries[behind, 1] |= flag
                     added += 1
+                entry = np.int64(-2)
                 continue
-        if new[slot, 0] != _ZERO:
-            meta[TOMBSTONES] -= 1
-        new[slot, 0] = key
-        new[slot, 1] = flag
-        meta[LIVE] += 1
+        entry = _insert(entries, slots, meta, key, flag)
         added += 1
     meta[COUNTS + bit] += added
     return meta[LIVE] + meta[TOMBSTONES]
 
 
 @numba.njit(cache=True)
-def remove(new, old, meta, hashes, bit):  # type: ignore[no-untyped-def]
+def remove(entries, slots, old_entries, old_slots, meta, hashes, bit):  # type: ignore[no-untyped-def]
     """Clear one source's bit on every hash; absent ones are left alone.  Returns how many it held."""
     flag = _ONE << np.uint64(bit)
-    keep = ~flag
     draining = meta[OLD_LIVE] > 0
     gone = 0
     for i in range(hashes.shape[0]):
         key = hashes[i]
-        slot = _find(new, key)
+        slot = _find(entries, slots, key)
         if slot >= 0:
-            bits = new[slot, 1]
+            entry = slots[slot] - 1
+            bits = entries[entry, 1]
             if bits & flag:
                 gone += 1
                 if bits == flag:
-                    meta[LIVE] -= 1
-                    meta[TOMBSTONES] += _vacate(new, slot)
+                    _delete(entries, slots, meta, slot)
                 else:
-                    new[slot, 1] = bits & keep
+                    entries[entry, 1] = bits & ~flag
         elif draining:
-            slot = _find(old, key)
-            if slot >= 0 and old[slot, 1] & flag:
+            slot = _find(old_entries, old_slots, key)
+            if slot >= 0 and old_entries[old_slots[slot] - 1, 1] & flag:
+                entry = old_slots[slot] - 1
                 gone += 1
-                old[slot, 1] &= keep
-                if old[slot, 1] == _ZERO:
+                old_entries[entry, 1] &= ~flag
+                if old_entries[entry, 1] == _ZERO:
                     meta[OLD_LIVE] -= 1
-                    if key == _ZERO:
-                        old[slot, 0] = _TOMB_KEY_FOR_ZERO
     meta[COUNTS + bit] -= gone
     return gone
 
 
 @numba.njit(cache=True)
-def match(new, old, meta, hashes, live, owners, found):  # type: ignore[no-untyped-def]
+def match(entries, slots, old_entries, old_slots, meta, hashes, live, owners, found):  # type: ignore[no-untyped-def]
     """Longest prefix of `hashes` held by each live bit.  Returns how many bits hold at least the first block.
 
     found (int64[64, 2]) gets one row (owner, depth) for each of them.  The walk ends at the first block
@@ -234,16 +191,24 @@ def match(new, old, meta, hashes, live, owners, found):  # type: ignore[no-untyp
     length = hashes.shape[0]
     following = live
     count = 0
+    entry = np.int64(-2)
     for depth in range(length):
         key = hashes[depth]
         bits = _ZERO
-        slot = _find(new, key)
-        if slot >= 0:
-            bits = new[slot, 1]
-        elif draining:
-            slot = _find(old, key)
+        entry += 1
+        if 0 <= entry < meta[USED] and entries[entry, 0] == key and entries[entry, 1] != _ZERO:
+            bits = entries[entry, 1]
+        else:
+            slot = _find(entries, slots, key)
             if slot >= 0:
-                bits = old[slot, 1]
+                entry = np.int64(slots[slot]) - 1
+                bits = entries[entry, 1]
+            else:
+                entry = np.int64(-2)
+                if draining:
+                    slot = _find(old_entries, old_slots, key)
+                    if slot >= 0:
+                        bits = old_entries[old_slots[slot] - 1, 1]
         left = following & ~bits
         if left != _ZERO:
             if depth > 0:
@@ -271,48 +236,104 @@ def _record(owners, found, count, bits, depth):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def keys_of(table, flag):  # type: ignore[no-untyped-def]
-    """Keys whose membership has any of the bits in `flag`: u64[n], in slot order."""
+def drain(entries, slots, old_entries, meta, retired, number):  # type: ignore[no-untyped-def]
+    """Move up to `number` entries of `old` to `new`, without their retired bits.
+
+    Returns True when none is left.
+    """
+    end = min(meta[DRAIN_AT] + number, meta[OLD_USED])
+    for entry in range(meta[DRAIN_AT], end):
+        if old_entries[entry, 1] == _ZERO:
+            continue
+        bits = old_entries[entry, 1] & ~retired
+        old_entries[entry, 1] = _ZERO
+        meta[OLD_LIVE] -= 1
+        if bits != _ZERO:
+            _insert(entries, slots, meta, old_entries[entry, 0], bits)
+    meta[DRAIN_AT] = end
+    return end == meta[OLD_USED]
+
+
+@numba.njit(cache=True)
+def sweep(entries, slots, meta, retired, number):  # type: ignore[no-untyped-def]
+    """Clear retired bits in up to `number` entries.
+
+    Returns True when the pass over the table is complete.
+    """
+    end = min(meta[SWEEP_AT] + number, meta[USED])
+    for entry in range(meta[SWEEP_AT], end):
+        bits = entries[entry, 1]
+        if bits & retired:
+            if bits & ~retired:
+                entries[entry, 1] = bits & ~retired
+            else:
+                _delete(entries, slots, meta, _find(entries, slots, entries[entry, 0]))
+    meta[SWEEP_AT] = end
+    return end == meta[USED]
+
+
+@numba.njit(cache=True)
+def keys_of(entries, used, flag):  # type: ignore[no-untyped-def]
+    """Keys whose membership has any of the bits in `flag`: uint64[n], in the order of the entries."""
     count = 0
-    for slot in range(table.shape[0]):
-        if table[slot, 1] & flag:
+    for entry in range(used):
+        if entries[entry, 1] & flag:
             count += 1
     out = np.empty(count, dtype=np.uint64)
     at = 0
-    for slot in range(table.shape[0]):
-        if table[slot, 1] & flag:
-            out[at] = table[slot, 0]
+    for entry in range(used):
+        if entries[entry, 1] & flag:
+            out[at] = entries[entry, 0]
             at += 1
     return out
 
 
 @numba.njit(cache=True)
-def audit(table, counts):  # type: ignore[no-untyped-def]
-    """(occupied, tombstones, unreachable) of a table; adds each bit's members to counts (int64[64])."""
-    occupied, tombstones, unreachable = 0, 0, 0
-    for slot in range(table.shape[0]):
-        bits = table[slot, 1]
+def audit(entries, slots, used, counts):  # type: ignore[no-untyped-def]
+    """(keys, keys that a probe does not lead to, tombstones); adds each bit's members to counts
+    (int64[64]).
+    """
+    keys, unreachable, tombstones = 0, 0, 0
+    for entry in range(used):
+        bits = entries[entry, 1]
         if bits == _ZERO:
-            if table[slot, 0] != _ZERO:
-                tombstones += 1
             continue
-        occupied += 1
-        if _find(table, table[slot, 0]) != slot:
+        keys += 1
+        slot = _find(entries, slots, entries[entry, 0])
+        if slot < 0 or slots[slot] != entry + 1:
             unreachable += 1
         for bit in range(64):
             if bits & (_ONE << np.uint64(bit)):
                 counts[bit] += 1
-    return occupied, tombstones, unreachable
+    for slot in range(slots.shape[0]):
+        if slots[slot] < 0:
+            tombstones += 1
+    return keys, unreachable, tombstones
+
+
+@numba.njit(cache=True)
+def free_entries(entries, meta):  # type: ignore[no-untyped-def]
+    """Length of the free list, or -1 when it holds a used entry or runs in a circle."""
+    count, entry = 0, meta[FREE]
+    while entry >= 0:
+        if entries[entry, 1] != _ZERO or count > meta[USED]:
+            return -1
+        count += 1
+        entry = np.int64(entries[entry, 0]) - 1
+    return count
 
 
 def compile_all() -> None:
     """Compile or load every function above for the types in use, so that no request waits for it."""
-    new, old = np.zeros((1024, 2), dtype=np.uint64), np.zeros((1024, 2), dtype=np.uint64)
-    meta, hashes = np.zeros(META_SIZE, dtype=np.int64), np.arange(4, dtype=np.uint64)
-    store(new, old, meta, hashes, 0)
-    match(new, old, meta, hashes, _ONE, np.zeros(64, dtype=np.int64), np.zeros((64, 2), dtype=np.int64))
-    remove(new, old, meta, hashes, 0)
-    drain(new, old, meta, _ZERO, 16)
-    sweep(new, meta, _ONE, 16)
-    keys_of(new, _ONE)
-    audit(new, np.zeros(64, dtype=np.int64))
+    entries, old_entries = np.zeros((16, 2), dtype=np.uint64), np.zeros((16, 2), dtype=np.uint64)
+    slots, old_slots = np.zeros(32, dtype=np.int32), np.zeros(32, dtype=np.int32)
+    meta, hashes = new_meta(), np.arange(4, dtype=np.uint64)
+    owners, found, counts = np.zeros(64, np.int64), np.zeros((64, 2), np.int64), np.zeros(64, np.int64)
+    store(entries, slots, old_entries, old_slots, meta, hashes, 0)
+    match(entries, slots, old_entries, old_slots, meta, hashes, _ONE, owners, found)
+    remove(entries, slots, old_entries, old_slots, meta, hashes, 0)
+    drain(entries, slots, old_entries, meta, _ZERO, 16)
+    sweep(entries, slots, meta, _ONE, 16)
+    keys_of(entries, 0, _ONE)
+    audit(entries, slots, 0, counts)
+    free_entries(entries, meta)
