@@ -51,18 +51,18 @@ class _Table(NamedTuple):
     """The two arrays of one table (`table.py`)."""
 
     entries: NDArray[np.uint64]
-    slots: NDArray[np.int32]
+    slots: NDArray[np.uint32]
 
     @classmethod
     def of_capacity(cls, slots: int) -> "_Table":
-        return cls(np.zeros((int(slots * _MAX_FILL) + 1, 2), np.uint64), np.zeros(slots, np.int32))
+        return cls(np.zeros((int(slots * _MAX_FILL) + 1, 2), np.uint64), np.zeros(slots, np.uint32))
 
     @property
     def nbytes(self) -> int:
         return self.entries.nbytes + self.slots.nbytes
 
 
-_NO_TABLE = _Table(np.zeros((0, 2), np.uint64), np.zeros(0, np.int32))
+_NO_TABLE = _Table(np.zeros((0, 2), np.uint64), np.zeros(0, np.uint32))
 
 
 @dataclass(slots=True)

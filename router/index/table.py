@@ -31,6 +31,8 @@ META_SIZE = COUNTS + 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
+_FREE_SLOT = _ZERO
+_TOMBSTONE = _ONE
 
 
 def new_meta() -> I64Array:
@@ -41,27 +43,34 @@ def new_meta() -> I64Array:
 
 
 @numba.njit(cache=True, inline="always")
-def _home(key, mask):  # type: ignore[no-untyped-def]
-    """First slot to look at for a key; folds the high half in so that small masks see every bit."""
+def _mix(key):  # type: ignore[no-untyped-def]
+    """Spread a key: the low bits choose the slot (they see the high half too), the upper 32 give the tag."""
     mixed = key * _GOLDEN
-    return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(mask))
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+@numba.njit(cache=True, inline="always")
+def _entry_at(slots, slot):  # type: ignore[no-untyped-def]
+    """The entry that a used slot points to."""
+    return np.int64(slots[slot] & np.uint32(slots.shape[0] - 1)) - 2
 
 
 @numba.njit(cache=True, inline="always")
 def _find(entries, slots, key):  # type: ignore[no-untyped-def]
     """Slot of a key that has members, or -1."""
     capacity = slots.shape[0]
-    mask = capacity - 1
-    slot = np.int64(-1)
-    if capacity > 0:
-        slot = _home(key, mask)
+    mask = np.uint64(capacity - 1)
+    mixed = _mix(key)
+    slot = mixed & mask
     for _ in range(capacity):
-        at = slots[slot]
-        if at == 0:
+        value = np.uint64(slots[slot])
+        if value == _FREE_SLOT:
             return np.int64(-1)
-        if at > 0 and entries[at - 1, 0] == key and entries[at - 1, 1] != _ZERO:
-            return slot
-        slot = (slot + 1) & mask
+        if value != _TOMBSTONE and (value ^ (mixed >> np.uint64(32))) & ~mask == _ZERO:
+            entry = np.int64(value & mask) - 2
+            if entries[entry, 0] == key and entries[entry, 1] != _ZERO:
+                return np.int64(slot)
+        slot = (slot + _ONE) & mask
     return np.int64(-1)
 
 
@@ -79,13 +88,14 @@ def _insert(entries, slots, meta, key, bits):  # type: ignore[no-untyped-def]
         meta[USED] += 1
     entries[entry, 0] = key
     entries[entry, 1] = bits
-    mask = slots.shape[0] - 1
-    slot = _home(key, mask)
-    while slots[slot] > 0:
-        slot = (slot + 1) & mask
-    if slots[slot] < 0:
+    mask = np.uint64(slots.shape[0] - 1)
+    mixed = _mix(key)
+    slot = mixed & mask
+    while np.uint64(slots[slot]) > _TOMBSTONE:
+        slot = (slot + _ONE) & mask
+    if np.uint64(slots[slot]) == _TOMBSTONE:
         meta[TOMBSTONES] -= 1
-    slots[slot] = entry + 1
+    slots[slot] = np.uint32((mixed >> np.uint64(32)) & ~mask) | np.uint32(entry + 2)
     meta[LIVE] += 1
     return entry
 
@@ -95,20 +105,20 @@ def _delete(entries, slots, meta, slot):  # type: ignore[no-untyped-def]
     """Take the key at a slot out of `new`: its entry joins the free list, its slot is freed or becomes a
     tombstone.
     """
-    entry = np.int64(slots[slot]) - 1
+    entry = _entry_at(slots, slot)
     entries[entry, 0] = np.uint64(meta[FREE] + 1)
     entries[entry, 1] = _ZERO
     meta[FREE] = entry
     meta[LIVE] -= 1
     mask = slots.shape[0] - 1
-    if slots[(slot + 1) & mask] != 0:
-        slots[slot] = -1
+    if np.uint64(slots[(slot + 1) & mask]) != _FREE_SLOT:
+        slots[slot] = np.uint32(1)
         meta[TOMBSTONES] += 1
         return
-    slots[slot] = 0
+    slots[slot] = np.uint32(0)
     before = (slot - 1) & mask
-    while slots[before] < 0:
-        slots[before] = 0
+    while np.uint64(slots[before]) == _TOMBSTONE:
+        slots[before] = np.uint32(0)
         meta[TOMBSTONES] -= 1
         before = (before - 1) & mask
 
@@ -129,7 +139,7 @@ def store(entries, slots, old_entries, old_slots, meta, hashes, bit):  # type: i
         beside = 0 <= entry < meta[USED] and entries[entry, 0] == key and entries[entry, 1] != _ZERO
         if not beside:
             slot = _find(entries, slots, key)
-            entry = np.int64(slots[slot]) - 1 if slot >= 0 else np.int64(-1)
+            entry = _entry_at(slots, slot) if slot >= 0 else np.int64(-1)
         if entry >= 0:
             if not entries[entry, 1] & flag:
                 entries[entry, 1] |= flag
@@ -138,7 +148,7 @@ def store(entries, slots, old_entries, old_slots, meta, hashes, bit):  # type: i
         if draining:
             slot = _find(old_entries, old_slots, key)
             if slot >= 0:
-                behind = old_slots[slot] - 1
+                behind = _entry_at(old_slots, slot)
                 if not old_entries[behind, 1] & flag:
                     old_entries[behind, 1] |= flag
                     added += 1
@@ -160,7 +170,7 @@ def remove(entries, slots, old_entries, old_slots, meta, hashes, bit):  # type: 
         key = hashes[i]
         slot = _find(entries, slots, key)
         if slot >= 0:
-            entry = slots[slot] - 1
+            entry = _entry_at(slots, slot)
             bits = entries[entry, 1]
             if bits & flag:
                 gone += 1
@@ -170,8 +180,8 @@ def remove(entries, slots, old_entries, old_slots, meta, hashes, bit):  # type: 
                     entries[entry, 1] = bits & ~flag
         elif draining:
             slot = _find(old_entries, old_slots, key)
-            if slot >= 0 and old_entries[old_slots[slot] - 1, 1] & flag:
-                entry = old_slots[slot] - 1
+            if slot >= 0 and old_entries[_entry_at(old_slots, slot), 1] & flag:
+                entry = _entry_at(old_slots, slot)
                 gone += 1
                 old_entries[entry, 1] &= ~flag
                 if old_entries[entry, 1] == _ZERO:
@@ -201,14 +211,14 @@ def match(entries, slots, old_entries, old_slots, meta, hashes, live, owners, fo
         else:
             slot = _find(entries, slots, key)
             if slot >= 0:
-                entry = np.int64(slots[slot]) - 1
+                entry = _entry_at(slots, slot)
                 bits = entries[entry, 1]
             else:
                 entry = np.int64(-2)
                 if draining:
                     slot = _find(old_entries, old_slots, key)
                     if slot >= 0:
-                        bits = old_entries[old_slots[slot] - 1, 1]
+                        bits = old_entries[_entry_at(old_slots, slot), 1]
         left = following & ~bits
         if left != _ZERO:
             if depth > 0:
@@ -300,13 +310,13 @@ def audit(entries, slots, used, counts):  # type: ignore[no-untyped-def]
             continue
         keys += 1
         slot = _find(entries, slots, entries[entry, 0])
-        if slot < 0 or slots[slot] != entry + 1:
+        if slot < 0 or _entry_at(slots, slot) != entry:
             unreachable += 1
         for bit in range(64):
             if bits & (_ONE << np.uint64(bit)):
                 counts[bit] += 1
     for slot in range(slots.shape[0]):
-        if slots[slot] < 0:
+        if np.uint64(slots[slot]) == _TOMBSTONE:
             tombstones += 1
     return keys, unreachable, tombstones
 
@@ -326,7 +336,7 @@ def free_entries(entries, meta):  # type: ignore[no-untyped-def]
 def compile_all() -> None:
     """Compile or load every function above for the types in use, so that no request waits for it."""
     entries, old_entries = np.zeros((16, 2), dtype=np.uint64), np.zeros((16, 2), dtype=np.uint64)
-    slots, old_slots = np.zeros(32, dtype=np.int32), np.zeros(32, dtype=np.int32)
+    slots, old_slots = np.zeros(32, dtype=np.uint32), np.zeros(32, dtype=np.uint32)
     meta, hashes = new_meta(), np.arange(4, dtype=np.uint64)
     owners, found, counts = np.zeros(64, np.int64), np.zeros((64, 2), np.int64), np.zeros(64, np.int64)
     store(entries, slots, old_entries, old_slots, meta, hashes, 0)
