@@ -37,7 +37,7 @@ class GGUFError(ValueError):
 
 
 class TensorEntry(NamedTuple):
-    """Where a tensor lies.  `shape` is in row-major order (the file's reversed); `type` is a GGML type number."""
+    """Where a tensor lies.  `shape` is in row-major order (the file's reversed), `type` a GGML type."""
 
     name: str
     shape: tuple[int, ...]
@@ -126,7 +126,7 @@ class _Cursor:
         return value
 
     def _count(self, count: int, *, least_bytes: int) -> int:
-        """`count`, if so many things of that size can still follow: a corrupt length must not eat the memory."""
+        """`count`, if so many things can still follow: a corrupt length must not eat the memory."""
         if count * least_bytes > self._size - self._at:
             raise GGUFError(
                 f"{self._path}: at byte {self._at}, {count} entries are announced but the file ends before"

@@ -3,7 +3,7 @@
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -19,7 +19,7 @@ class ChatTemplateError(ValueError):
 class _GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}`, which marks the assistant's tokens for training, is plain text here."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - declared so by the base class
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

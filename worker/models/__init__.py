@@ -1,4 +1,4 @@
-"""The language models that a worker serves: reading checkpoints and the forward pass over the paged context."""
+"""Language models for the worker: reading checkpoints, and the forward pass over the paged context."""
 
 from worker.models.config import ModelConfig
 from worker.models.errors import ModelLoadError

@@ -2,4 +2,4 @@
 
 
 class ModelLoadError(ValueError):
-    """A checkpoint that cannot be served; the message names the file, the field or tensor, and what is supported."""
+    """A checkpoint that cannot be served; the message names file, field or tensor, and the remedy."""

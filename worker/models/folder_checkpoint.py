@@ -1,4 +1,4 @@
-"""Reads a model from a checkpoint folder: config.json and safetensors, in one file or several with an index."""
+"""Reads a model from a checkpoint folder: config.json and safetensors, in one file or several."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ _DERIVED = ".rotary_emb.inv_freq"
 
 
 class FolderCheckpoint:
-    """Implements `Checkpoint` over a folder.  Raises `ModelLoadError` for whatever it cannot serve exactly."""
+    """Implements `Checkpoint` over a folder.  Raises `ModelLoadError` for what it cannot serve exactly."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._folder = folder

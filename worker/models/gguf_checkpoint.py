@@ -35,14 +35,15 @@ _LAYER_PARTS = {
 class GGUFCheckpoint:
     """Implements `Checkpoint` over one GGUF file.
 
-    Raises `ModelLoadError` for an architecture or a rotary scaling that is not supported, `GGUFError` for a broken
-    file.
+    Raises `ModelLoadError` for an architecture or a rotary scaling that is not supported, `GGUFError` for a
+    broken file.
     """
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
         self._path = path
         self._header = read_header(path)
-        self._data = np.memmap(path, mode="r", dtype=np.uint8)
+        # As a plain array: slicing a memmap object costs more than what it saves here.
+        self._data = np.asarray(np.memmap(path, mode="r", dtype=np.uint8))
         self._stored = {_common_name(name): name for name in self._header.tensors if name != _ROPE_FACTORS}
         self.config = self._read_config(dtype)
 
@@ -74,14 +75,14 @@ class GGUFCheckpoint:
         length = int(np.prod(outer)) * inner // block * size
         raw = self._data[entry.offset : entry.offset + length]
         if raw.size != length or inner % block:
-            raise ModelLoadError(
-                f"{self._path}: tensor {stored!r} needs {length} bytes at {entry.offset}; the file ends before"
-            )
+            raise ModelLoadError(f"{self._path}: tensor {stored!r} is cut off at byte {self._data.size}")
         try:
             values = dequantize(raw.reshape(*outer, inner // block * size), kind)
         except NotImplementedError:
             raise ModelLoadError(f"{self._path}: tensor {stored!r} is {kind.name}, not supported") from None
-        return torch.from_numpy(np.array(values, dtype=np.float32).reshape(entry.shape))
+        # A float32 tensor comes back as a view of the file, which torch may not write to.
+        whole = np.require(values, np.float32, ["C", "W"]).reshape(entry.shape)
+        return torch.from_numpy(whole)
 
     def _read_config(self, dtype: torch.dtype) -> ModelConfig:
         header = self._header
@@ -149,6 +150,6 @@ def _common_name(stored: str) -> str:
 
 
 def _halves_first(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of each head from the order of adjacent pairs (0, 1), (2, 3) ... to first members, then second ones."""
+    """Rows of each head from adjacent pairs (0, 1), (2, 3) ... to first members, then second ones."""
     pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -1,8 +1,8 @@
 """Matrix products with fixed weights: plain, and with weights laid out once for the CPU's kernels.
 
-On CPU in float32 the library call behind `torch.nn.functional.linear` re-arranges the weights at every call, which for
-a handful of rows, a decode step, costs about as much as the product itself.  oneDNN takes weights that were arranged
-once; bench/linear.py compares both.
+On CPU in float32, the library behind `torch.nn.functional.linear` re-arranges weights at every call, which for
+a handful of rows, a decode step, costs as much as the product itself.  oneDNN takes weights that were
+arranged once; bench/linear.py compares both.
 """
 
 from collections.abc import Callable

@@ -34,8 +34,7 @@ def load_model(
     path = Path(path)
     report = progress or _silent
     report("reading the header", 0.0)
-    checkpoint: Checkpoint = FolderCheckpoint(path, dtype) if path.is_dir() else GGUFCheckpoint(path, dtype)
-    _check_names(path, checkpoint)
+    checkpoint = open_checkpoint(path, dtype)
     loader = _Loader(path, checkpoint, dtype, torch.device(device), report)
     weights = loader.weights()
     config = checkpoint.config
@@ -43,6 +42,16 @@ def load_model(
     rotary = RotaryTable(frequencies, config.max_position, dtype=dtype, device=torch.device(device))
     report("loaded", 1.0)
     return Model(config, weights, rotary)
+
+
+def open_checkpoint(path: Path, dtype: torch.dtype) -> Checkpoint:
+    """Open what lies at `path` and check that it holds exactly the tensors of its architecture.
+
+    Raises as `load_model` does.
+    """
+    checkpoint: Checkpoint = FolderCheckpoint(path, dtype) if path.is_dir() else GGUFCheckpoint(path, dtype)
+    _check_names(path, checkpoint)
+    return checkpoint
 
 
 def _silent(_stage: str, _fraction: float) -> None:
@@ -53,7 +62,7 @@ def _check_names(path: Path, checkpoint: Checkpoint) -> None:
     present = checkpoint.names()
     expected = expected_shapes(checkpoint.config).keys()
     problems = [
-        f"{len(names)} {what}: {', '.join(sorted(names)[:_NAMES_SHOWN])}{' ...' * (len(names) > _NAMES_SHOWN)}"
+        f"{len(names)} {what}: {', '.join(sorted(names)[:_NAMES_SHOWN])}"
         for what, names in (("missing", expected - present), ("unexpected", present - expected))
         if names
     ]
@@ -64,7 +73,7 @@ def _check_names(path: Path, checkpoint: Checkpoint) -> None:
 
 
 class _Loader:
-    """Takes tensors out of a checkpoint, one layer at a time, so that little is held twice."""
+    """Takes tensors out of a checkpoint layer by layer, so that little is held twice."""
 
     def __init__(
         self, path: Path, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, report: Progress

@@ -17,8 +17,8 @@ class LinearScaling:
 class Llama3Scaling:
     """Low frequencies divided by `factor`, high ones kept, those between blended (Llama 3.1).
 
-    A frequency is low when fewer than `low_freq_factor` of its periods fit into `original_max_position` tokens,
-    high when more than `high_freq_factor` do.
+    A frequency is low when fewer than `low_freq_factor` of its periods fit into `original_max_position`
+    tokens, high when more than `high_freq_factor` do.
     """
 
     factor: float

@@ -13,14 +13,14 @@ from worker.models.rotary import RotaryTable, rotate_
 
 
 class AttentionContext(Protocol):
-    """What the model asks of the context; `DynamicInferenceContext` is the real one.  Layer numbers start at 1."""
+    """What the model asks of `DynamicInferenceContext`.  Layer numbers start at 1."""
 
     def append_key_value_cache(self, layer_number: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store the step's keys and values, `[N, 1, kv heads, head_dim]` each."""
         ...
 
     def attention(self, layer_number: int, query: torch.Tensor) -> torch.Tensor:
-        """Causal attention of the step's queries `[N, 1, heads, head_dim]` over everything stored; same shape."""
+        """Causal attention of the step's queries `[N, 1, heads, head_dim]`, over all stored; same shape."""
         ...
 
 
@@ -78,9 +78,10 @@ class Model:
     ) -> torch.Tensor:
         """Logits `[1, rows, vocab]` of one step, in the model's dtype.
 
-        `input_ids`, `position_ids`: int64 `[1, N]`, the packed tokens of all requests, positions < `max_position`.
-        `logit_rows`: int64 `[rows]`, the tokens whose logits are wanted; all N when None.  Fewer rows save most of
-        the output layer.  The result is an inference tensor: change it in place under `torch.inference_mode` only.
+        `input_ids`, `position_ids`: int64 `[1, N]`, the packed tokens of all requests, positions below
+        `max_position`.  `logit_rows`: int64 `[rows]`, the tokens whose logits are wanted; all N when None.
+        Fewer rows save most of the output layer.  The result is an inference tensor: change it in place under
+        `torch.inference_mode` only.
         """
         cos_sin = self._rotary.at(position_ids[0])
         hidden = F.embedding(input_ids[0], self._weights.embedding)
