@@ -24,10 +24,10 @@ OVERFLOW_COST = 4.0
 """Per token that the pool cannot hold beside what runs there: the prompt waits for others to finish, or
 pushes them out.
 """
-FAIR_SHARE = 0.02
-"""Per token of recent prefill above the mean.
+FAIR_SHARE = 0.15
+"""Part of the prompt that a worker with twice the mean of recent prefill, or more, is charged on top.
 
-Without it one worker takes every prompt while all are idle between prompts.
+Without it one worker takes every prompt while all are idle between prompts, for the sake of a short common prefix.
 """
 LEAST_IMPATIENCE = 0.05
 """Impatience when half of the other workers or more have work queued."""
@@ -59,7 +59,9 @@ def _cost(prompt: Prompt, candidate: Candidate, mean_recent: float, impatience: 
     if candidate.capacity_blocks:
         room = candidate.capacity_blocks * prompt.block_size
         cost += OVERFLOW_COST * max(0, pinned + prompt.tokens - room)
-    return cost + FAIR_SHARE * max(0.0, candidate.recent_tokens - mean_recent)
+    if candidate.recent_tokens > mean_recent:
+        cost += FAIR_SHARE * prompt.tokens * min(1.0, candidate.recent_tokens / mean_recent - 1)
+    return cost
 
 
 def _explain(
