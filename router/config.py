@@ -44,6 +44,7 @@ class RouterConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     ] = 5.0
     max_body_mb: Annotated[int, Meta(description="largest request body, MB", ge=1)] = 64
     drain_s: Annotated[float, Meta(description="longest wait for running requests at shutdown", ge=0)] = 30.0
+    receipts: Annotated[int, Meta(description="decisions kept for /debug/decisions", ge=0)] = 1000
     seed: Annotated[int | None, Meta(description="seed of random choices; absent = different every run")] = (
         None
     )

@@ -17,15 +17,26 @@ def unknown_model(model: str, known: Iterable[str]) -> OpenAIError:
     )
 
 
-def unknown_worker(worker: str, known: Iterable[str]) -> OpenAIError:
-    """404 for a forced worker that does not exist for the model."""
+def unknown_worker(worker: str, known: Iterable[str], *, param: str = "x-warmroute-worker") -> OpenAIError:
+    """404 for a worker that does not exist, or that is not ready for the model when it is forced."""
     listed = ", ".join(sorted(known)) or "none"
     return OpenAIError(
         404,
-        f"x-warmroute-worker names {worker!r}, which is not a ready worker of this model; ready: {listed}.",
+        f"{param} names {worker!r}, which is not a worker that can be used here; these can: {listed}.",
         type="invalid_request_error",
         code="worker_not_found",
-        param="x-warmroute-worker",
+        param=param,
+    )
+
+
+def unknown_decision(request_id: str, kept: int) -> OpenAIError:
+    """404 for a decision that is not kept any more."""
+    return OpenAIError(
+        404,
+        f"No decision is kept for request {request_id!r}; the last {kept} are.",
+        type="invalid_request_error",
+        code="decision_not_found",
+        param="id",
     )
 
 

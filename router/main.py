@@ -26,6 +26,7 @@ from router.metrics import RouterMetrics
 from router.placement import Placer
 from router.policy.registry import policy_by_name
 from router.predicted import PredictedPrefixes
+from router.receipts import Receipts
 from router.service import Router
 from router.state_metrics import StateCollector
 from router.tokenize import PromptReader
@@ -128,6 +129,7 @@ async def _assemble(config: RouterConfig, stack: AsyncExitStack) -> Router:
         config=config, bus=bus, consumer=consumer, catalog=catalog, ledger=ledger,
         breakers=breakers, fleet=fleet,
         placer=placer, reader=reader, session=session, metrics=metrics, in_flight=InFlight(),
+        receipts=Receipts(config.receipts),
     )  # fmt: skip
     metrics.registry.register(StateCollector(router))
     await consumer.start()

@@ -17,6 +17,7 @@ from router.metrics import RouterMetrics
 from router.placement import Decision, Placer
 from router.prompt import PromptTokens
 from router.proxy import Timeouts
+from router.receipts import Receipts
 from router.request import RoutedRequest
 from router.tokenize import PromptReader
 
@@ -46,6 +47,7 @@ class Router:
     session: aiohttp.ClientSession
     metrics: RouterMetrics
     in_flight: InFlight
+    receipts: Receipts
     draining: bool = False
 
     @property

@@ -69,12 +69,16 @@ class Generation:
         )
         reservation = router.placer.book(routed.model, decision)
         worker = decision.candidate.worker
+        receipt = router.receipts.add(
+            self.request_id, routed.model, decision, attempt=len(self.failed) + 1, now=time.time()
+        )
         try:
             upstream = await self._open(decision, routed, tokens, body)
         except UpstreamFailed as failure:
             router.breakers.failed(worker, time.monotonic())
             router.metrics.retries.labels(failure.kind).inc()
             self.failed[worker] = failure
+            receipt.failure = f"{failure.kind}: {failure.detail}"
             self._give_up_or_continue()
             return None
         else:
@@ -83,6 +87,7 @@ class Generation:
                 return await self._relay(upstream, decision, reservation)
             finally:
                 upstream.close()
+                receipt.status, receipt.cached_tokens = upstream.status, upstream.cached_tokens
                 router.metrics.delivered(decision, upstream.cached_tokens)
         finally:
             reservation.end()

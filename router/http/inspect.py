@@ -8,7 +8,9 @@ import msgspec
 from aiohttp import web
 
 from kvevents.consumer import SourceView, WorkerView
+from router.errors import unknown_decision, unknown_worker
 from router.http import headers as names
+from router.index.catalog import IndexKey
 from router.placement import Decision
 from router.request import read_request
 from router.service import Router
@@ -77,6 +79,49 @@ class Inspection:
         response = _json(describe_decision(decision))
         response.headers.update(names.of_decision(decision))
         return response
+
+    async def prefix(self, request: web.Request) -> web.Response:
+        """Who holds this prompt, and how deep: every worker of the model, ready or not."""
+        router = self._router
+        routed = read_request(await request.read())
+        tokens = await router.tokens_of(routed)
+        rows = []
+        for target in router.fleet.targets(router.fleet.of_model(routed.model)):
+            size = target.view.beat.block_size
+            held = router.catalog.match(IndexKey(routed.model, size), tokens.hashes(size)).as_dict()
+            blocks = 0 if target.handle is None else held.get(target.handle, 0)
+            rows.append(
+                {
+                    "worker": target.key.worker,
+                    "dp_rank": target.dp_rank,
+                    "overlap_blocks": blocks,
+                    "prompt_blocks": tokens.count // size,
+                    "cached_tokens": blocks * size,
+                    "trust": target.view.sources[target.dp_rank].trust,
+                }
+            )
+        return _json({"prompt_tokens": tokens.count, "unhashed": tokens.why_not, "holders": rows})
+
+    async def decisions(self, request: web.Request) -> web.Response:
+        """The last decisions, newest first; `?n=` says how many (50)."""
+        asked = request.query.get("n", "50")
+        count = int(asked) if asked.isdecimal() else 50
+        return _json({"decisions": [receipt.describe() for receipt in self._router.receipts.last(count)]})
+
+    async def decision(self, request: web.Request) -> web.Response:
+        """The decision of one request, by its x-request-id."""
+        receipt = self._router.receipts.get(request.match_info["id"])
+        if receipt is None:
+            raise unknown_decision(request.match_info["id"], self._router.config.receipts)
+        return _json(receipt.describe())
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Give a worker no new prompts (POST), or let it take them again (DELETE); running ones go on."""
+        worker, fleet = request.match_info["id"], self._router.fleet
+        known = fleet.drain(worker) if request.method == "POST" else fleet.undrain(worker)
+        if not known:
+            raise unknown_worker(worker, fleet.workers(), param="id")
+        return _json(self._worker(fleet.workers()[worker]))
 
     async def models(self, request: web.Request) -> web.Response:
         """OpenAI's list of models: those that a known worker serves."""

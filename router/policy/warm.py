@@ -27,7 +27,8 @@ pushes them out.
 FAIR_SHARE = 0.15
 """Part of the prompt that a worker with twice the mean of recent prefill, or more, is charged on top.
 
-Without it one worker takes every prompt while all are idle between prompts, for the sake of a short common prefix.
+Without it one worker takes every prompt while all are idle between prompts, for the sake of a short common
+prefix.
 """
 LEAST_IMPATIENCE = 0.05
 """Impatience when half of the other workers or more have work queued."""

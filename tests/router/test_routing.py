@@ -192,3 +192,39 @@ async def test_a_prompt_that_cannot_be_hashed_is_routed_by_load_counted_and_said
         shares[answer.headers["x-warmroute-worker"]] += 1
     assert min(shares["a"], shares["b"]) >= 8
     assert world.router.reader.failures == {"not_text": 40}
+
+
+async def test_a_decision_can_be_looked_up_with_what_was_promised_and_delivered(
+    make_world: MakeWorld,
+) -> None:
+    world = await make_world(StandIn("a"), StandIn("b"))
+    body = chat("once upon a time " * 30)
+    await world.post("/v1/chat/completions", body)
+    await world.indexed()
+    await world.post("/v1/chat/completions", body, {"x-request-id": "mine"})
+    receipt = await (await world.client.get(world.address + "/v1/decisions/mine")).json()
+    assert receipt["promised_tokens"] == receipt["delivered_tokens"] == receipt["available_tokens"] > 400
+    assert len(receipt["candidates"]) == 2
+    last = await (await world.client.get(world.address + "/debug/decisions?n=1")).json()
+    assert [row["request_id"] for row in last["decisions"]] == ["mine"]
+    assert (await world.client.get(world.address + "/v1/decisions/unknown")).status == 404
+
+
+async def test_who_holds_a_prompt_is_told_for_every_worker(make_world: MakeWorld) -> None:
+    world = await make_world(StandIn("a"), StandIn("b"))
+    body = {"model": MODEL, "prompt": "z" * 160}
+    await world.post("/v1/completions", body, {"x-warmroute-worker": "b"})
+    await world.indexed()
+    told = await (await world.post("/debug/prefix", body)).json()
+    assert {row["worker"]: row["overlap_blocks"] for row in told["holders"]} == {"a": 0, "b": 10}
+
+
+async def test_an_operator_drains_a_worker_and_brings_it_back(make_world: MakeWorld) -> None:
+    world = await make_world(StandIn("a"), StandIn("b"))
+    drain = world.address + "/v1/workers/a/drain"
+    assert (await (await world.client.post(drain)).json())["why_not"] == "drained by an operator"
+    for number in range(10):
+        answer = await world.post("/v1/completions", {"model": MODEL, "prompt": f"{number}" * 40})
+        assert answer.headers["x-warmroute-worker"] == "b"
+    assert (await (await world.client.delete(drain)).json())["takes_prompts"]
+    assert (await world.client.post(world.address + "/v1/workers/zz/drain")).status == 404
