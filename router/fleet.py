@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kvevents.consumer import WorkerView
 from router.breaker import Breakers
-from router.load import LoadLedger, SourceKey
+from router.load import Account, LoadLedger, SourceKey
 
 
 class Target(NamedTuple):
@@ -15,10 +15,18 @@ class Target(NamedTuple):
     dp_rank: int
     handle: int | None
     key: SourceKey
+    account: Account
+
+
+_REMEMBERED_S = 0.05
+"""How long a list of ready targets may be used again.
+
+Every change that reaches the router ends it at once.
+"""
 
 
 class Fleet:
-    """Answers who serves a model and who of them is ready.  Keeps no list of its own: discovery owns it."""
+    """Answers who serves a model and who of them is ready; discovery owns the workers."""
 
     def __init__(
         self,
@@ -29,6 +37,7 @@ class Fleet:
         self._workers: Callable[[], dict[str, WorkerView]] = dict
         self._ledger, self._breakers, self._clock = ledger, breakers, clock
         self._drained: set[str] = set()
+        self._ready_targets: dict[str, tuple[float, list[Target]]] = {}
 
     def follow(self, workers: Callable[[], dict[str, WorkerView]]) -> None:
         """Ask this from now on for the workers (discovery is made with our `on_change`, so it comes
@@ -64,27 +73,39 @@ class Fleet:
         """Workers of a model that take new prompts."""
         return [view for view in self.of_model(model) if self.why_not(view) is None]
 
+    def ready_targets(self, model: str) -> list[Target]:
+        """Every source of the ready workers of a model; do not change the list."""
+        now = self._clock()
+        until, targets = self._ready_targets.get(model, (0.0, []))
+        if now >= until:
+            targets = self.targets(self.ready(model))
+            self._ready_targets[model] = (now + _REMEMBERED_S, targets)
+        return targets
+
     def targets(self, views: list[WorkerView]) -> list[Target]:
         """Every source of the given workers."""
         found = []
         for view in views:
             for rank, source in view.sources.items():
                 key = SourceKey(view.beat.worker, rank, source.epoch)
-                found.append(Target(view, rank, source.handle, key))
+                found.append(Target(view, rank, source.handle, key, self._ledger.account(key)))
         return found
 
     def drain(self, worker: str) -> bool:
         """Give a worker no new prompts until `undrain`.  Returns whether it is known."""
         self._drained.add(worker)
+        self._ready_targets.clear()
         return worker in self._workers()
 
     def undrain(self, worker: str) -> bool:
         """Let a worker take prompts again.  Returns whether it is known."""
         self._drained.discard(worker)
+        self._ready_targets.clear()
         return worker in self._workers()
 
     def on_change(self, view: WorkerView) -> None:
         """Take a heartbeat's load into the ledger; called by discovery."""
+        self._ready_targets.clear()
         now = self._clock()
         for beat in view.beat.sources:
             key = SourceKey(view.beat.worker, beat.dp_rank, beat.epoch)
@@ -95,8 +116,18 @@ class Fleet:
                 now=now,
             )
 
+    def failed(self, worker: str) -> None:
+        """A worker failed a request before its first byte."""
+        self._breakers.failed(worker, self._clock())
+        self._ready_targets.clear()
+
+    def answered(self, worker: str) -> None:
+        """A worker began an answer."""
+        self._breakers.succeeded(worker)
+
     def tidy(self) -> None:
         """Forget accounts and breakers of workers that are gone."""
+        self._ready_targets.clear()
         views = self._workers()
         self._ledger.prune({target.key for target in self.targets(list(views.values()))})
         self._breakers.prune(set(views))

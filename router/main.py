@@ -109,9 +109,9 @@ async def _assemble(config: RouterConfig, stack: AsyncExitStack) -> Router:
     stack.callback(reader.close)
     await reader.load()
     metrics = RouterMetrics(new_registry())
-    catalog, ledger, breakers = IndexCatalog(), LoadLedger(clock), Breakers()
+    catalog, ledger = IndexCatalog(), LoadLedger(clock)
     predicted = PredictedPrefixes(config.predicted_ttl_s)
-    fleet = Fleet(ledger, breakers, clock)
+    fleet = Fleet(ledger, Breakers(), clock)
     consumer = EventConsumer(
         bus,
         catalog,
@@ -127,7 +127,7 @@ async def _assemble(config: RouterConfig, stack: AsyncExitStack) -> Router:
     )
     router = Router(
         config=config, bus=bus, consumer=consumer, catalog=catalog, ledger=ledger,
-        breakers=breakers, fleet=fleet,
+        fleet=fleet,
         placer=placer, reader=reader, session=session, metrics=metrics, in_flight=InFlight(),
         receipts=Receipts(config.receipts),
     )  # fmt: skip

@@ -4,9 +4,6 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvevents.consumer import WorkerView
 from router.errors import no_worker, unknown_worker
 from router.fleet import Fleet, Target
@@ -89,13 +86,14 @@ class Placer:
 
         Raises OpenAIError: 404 for an unknown forced worker, 503 when no worker is ready.
         """
-        views = [view for view in self._fleet.ready(model) if view.beat.worker not in without]
+        targets = self._fleet.ready_targets(model)
+        if without:
+            targets = [target for target in targets if target.key.worker not in without]
         if force is not None:
-            ready = [view.beat.worker for view in views]
-            views = [view for view in views if view.beat.worker == force]
-            if not views:
+            ready = {target.key.worker for target in targets}
+            targets = [target for target in targets if target.key.worker == force]
+            if not targets:
                 raise unknown_worker(force, ready)
-        targets = self._fleet.targets(views)
         if not targets:
             raise no_worker(self._why_none(model, without), 1)
         prompts, candidates = self._gather(model, tokens, targets, session)
@@ -124,44 +122,44 @@ class Placer:
         self, model: str, tokens: PromptTokens, targets: list[Target], session: str | None
     ) -> tuple[list[Prompt], list[Candidate]]:
         """One prompt and one candidate a target: workers of one model may differ in block size."""
-        now = self._clock()
-        turn = self._turns.get(model, 0)
-        overlaps: dict[int, tuple[dict[int, int], dict[int, int]]] = {}
+        now, turn, count, hashed = (
+            self._clock(),
+            self._turns.get(model, 0),
+            tokens.count,
+            tokens.ids is not None,
+        )
+        by_size: dict[int, tuple[Prompt, dict[int | None, int], dict[int | None, int]]] = {}
         prompts, candidates = [], []
         for target in targets:
             beat = target.view.beat
             size = beat.block_size
-            if size not in overlaps:
-                overlaps[size] = self._overlaps(IndexKey(model, size), tokens, now)
-            held, expected = overlaps[size]
-            account = self._ledger.account(target.key)
-            depth = held.get(target.handle, 0) if target.handle is not None else 0
-            soon = expected.get(target.handle, 0) if target.handle is not None else 0
-            prompts.append(
-                Prompt(tokens.count, tokens.count // size, size, tokens.ids is not None, turn, session)
-            )
+            if size not in by_size:
+                held, expected = self._overlaps(IndexKey(model, size), tokens, now)
+                by_size[size] = Prompt(count, count // size, size, hashed, turn, session), held, expected
+            prompt, held, expected = by_size[size]
+            account = target.account
+            depth = held.get(target.handle, 0)
             candidates.append(
                 Candidate(
-                    worker=beat.worker,
-                    dp_rank=target.dp_rank,
-                    overlap_blocks=depth,
-                    expected_blocks=max(depth, soon),
-                    queued_tokens=account.queued_tokens,
-                    decode_blocks=account.pinned_blocks,
-                    running=account.running,
-                    recent_tokens=account.recent_tokens(now),
-                    capacity_blocks=beat.capacity_blocks,
+                    target.key.worker,
+                    target.dp_rank,
+                    depth,
+                    max(depth, expected.get(target.handle, 0)) if expected else depth,
+                    account.queued_tokens,
+                    account.pinned_blocks,
+                    account.running,
+                    account.recent_tokens(now),
+                    beat.capacity_blocks,
                 )
             )
+            prompts.append(prompt)
         return prompts, candidates
 
     def _overlaps(
         self, key: IndexKey, tokens: PromptTokens, now: float
-    ) -> tuple[dict[int, int], dict[int, int]]:
+    ) -> tuple[dict[int | None, int], dict[int | None, int]]:
         """(held, expected): handle -> leading blocks, by the exact index and by what was just placed."""
-        if tokens.ids is None:
-            return {}, {}
-        hashes: NDArray[np.uint64] = tokens.hashes(key.block_size)
+        hashes = tokens.hashes(key.block_size)
         if not hashes.shape[0]:
             return {}, {}
         return self._catalog.match(key, hashes).as_dict(), self._predicted.match(key, hashes, now)

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from kvevents.hashing import sequence_hashes
 
 
+_NONE = np.empty(0, dtype=np.uint64)
+
+
 @dataclass(slots=True)
 class PromptTokens:
     """Token ids (uint32[n]) when the prompt could be tokenised; otherwise `why_not` says why and `count` is
@@ -41,7 +44,7 @@ class PromptTokens:
         Empty without token ids.
         """
         if self.ids is None:
-            return np.empty(0, dtype=np.uint64)
+            return _NONE
         known = self._hashes.get(block_size)
         if known is None:
             known = sequence_hashes(self.ids, block_size, lora=self.lora, salt=self.salt)

@@ -6,7 +6,6 @@ from typing import Protocol
 import aiohttp
 
 from kvevents.consumer import EventConsumer
-from router.breaker import Breakers
 from router.config import RouterConfig
 from router.errors import too_long, unknown_model
 from router.fleet import Fleet
@@ -40,7 +39,6 @@ class Router:
     consumer: EventConsumer
     catalog: IndexCatalog
     ledger: LoadLedger
-    breakers: Breakers
     fleet: Fleet
     placer: Placer
     reader: PromptReader

@@ -75,7 +75,7 @@ class Generation:
         try:
             upstream = await self._open(decision, routed, tokens, body)
         except UpstreamFailed as failure:
-            router.breakers.failed(worker, time.monotonic())
+            router.fleet.failed(worker)
             router.metrics.retries.labels(failure.kind).inc()
             self.failed[worker] = failure
             receipt.failure = f"{failure.kind}: {failure.detail}"
@@ -83,7 +83,7 @@ class Generation:
             return None
         else:
             try:
-                router.breakers.succeeded(worker)
+                router.fleet.answered(worker)
                 return await self._relay(upstream, decision, reservation)
             finally:
                 upstream.close()

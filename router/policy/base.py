@@ -2,12 +2,12 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
 
-@dataclass(slots=True, frozen=True)
-class Prompt:
+
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """One prompt to place.
 
     `tokens` is an estimate when `hashed` is False (the prompt could not be tokenised).
@@ -23,8 +23,7 @@ class Prompt:
     session: str | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One source (worker, rank) that may take the prompt, as the router sees it now.
 
     Tokens and blocks are whole numbers.
@@ -53,8 +52,9 @@ class Candidate:
 
         At least one: the engine needs a last token's logits.
         """
-        hit = max(self.overlap_blocks, self.expected_blocks) * prompt.block_size
-        return max(1, prompt.tokens - hit)
+        held = self.expected_blocks if self.expected_blocks > self.overlap_blocks else self.overlap_blocks
+        missing = prompt.tokens - held * prompt.block_size
+        return missing if missing > 1 else 1
 
 
 class Choice(NamedTuple):

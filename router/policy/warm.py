@@ -43,11 +43,13 @@ class Warm:
         """The least expected time; scores within half a block of the least count as equal and are drawn at
         random.
         """
-        count = len(candidates)
-        mean_recent = sum(c.recent_tokens for c in candidates) / count
-        others_busy = max(0, sum(c.queued_tokens > 0 for c in candidates) - 1) / max(1, count - 1)
+        count, recent, queued = len(candidates), 0.0, 0
+        for candidate in candidates:
+            recent += candidate.recent_tokens
+            queued += candidate.queued_tokens > 0
+        others_busy = max(0, queued - 1) / max(1, count - 1)
         impatience = max(LEAST_IMPATIENCE, 1 - 2 * others_busy)
-        scores = tuple(_cost(prompt, c, mean_recent, impatience) for c in candidates)
+        scores = tuple([_cost(prompt, candidate, recent / count, impatience) for candidate in candidates])
         pick, ties = lowest(scores, rng, within=prompt.block_size / 2)
         return _explain(prompt, candidates, scores, pick, ties)
 
@@ -59,7 +61,8 @@ def _cost(prompt: Prompt, candidate: Candidate, mean_recent: float, impatience: 
     cost = candidate.missing_tokens(prompt) + impatience * waiting
     if candidate.capacity_blocks:
         room = candidate.capacity_blocks * prompt.block_size
-        cost += OVERFLOW_COST * max(0, pinned + prompt.tokens - room)
+        if pinned + prompt.tokens > room:
+            cost += OVERFLOW_COST * (pinned + prompt.tokens - room)
     if candidate.recent_tokens > mean_recent:
         cost += FAIR_SHARE * prompt.tokens * min(1.0, candidate.recent_tokens / mean_recent - 1)
     return cost
