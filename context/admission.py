@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from context.dynamic_context import DynamicInferenceContext
 
 
-def check_availability(
-    context: DynamicInferenceContext, req: DynamicInferenceRequest
-) -> tuple[bool, bool, bool]:
+def check_availability(context: DynamicInferenceContext, req: DynamicInferenceRequest) -> tuple[bool, bool, bool]:
     """Whether a row, the tokens and the blocks for the whole remaining prompt are available."""
     state = context.state
     match = compute_prefix_match(
@@ -81,9 +79,7 @@ def _check_chunk_order(context: DynamicInferenceContext, req: DynamicInferenceRe
     return False
 
 
-def _check_room(
-    context: DynamicInferenceContext, req: DynamicInferenceRequest, chunk: int, match: PrefixMatch
-) -> None:
+def _check_room(context: DynamicInferenceContext, req: DynamicInferenceRequest, chunk: int, match: PrefixMatch) -> None:
     state = context.state
     hidden = state.chunked_prefill_request_id >= 0 and context.get_index_of_chunked_prefill_request() < 0
     others_hidden = int(hidden and state.chunked_prefill_request_id != req.request_id)
@@ -121,9 +117,7 @@ def _check_room(
         )
 
 
-def _take_blocks(
-    context: DynamicInferenceContext, req: DynamicInferenceRequest, match: PrefixMatch
-) -> np.ndarray:
+def _take_blocks(context: DynamicInferenceContext, req: DynamicInferenceRequest, match: PrefixMatch) -> np.ndarray:
     """Pin what matched, then allocate the rest; un-pin if that fails."""
     allocator = context.kv_block_allocator
     allocator.retain(match.matched_block_ids)
@@ -221,9 +215,7 @@ def _write_tokens(context: DynamicInferenceContext, req: DynamicInferenceRequest
     tokens = req.prompt[first:end]
     context.tokens.write_prefill(start, row, tokens, first, context.requests.block_table[row])
     span = slice(start, start + len(tokens))
-    context.registrar.note_tokens(
-        context.tokens.block_idx[span], context.tokens.local_positions[span], tokens
-    )
+    context.registrar.note_tokens(context.tokens.block_idx[span], context.tokens.local_positions[span], tokens)
 
 
 def _count(context: DynamicInferenceContext, req: DynamicInferenceRequest, match: PrefixMatch) -> None:
@@ -264,9 +256,7 @@ def add_dummy_requests(
         table.block_counts[row] = blocks
         table.last_blocks[row] = context.kv_block_allocator.dummy_block_idx
         table.last_offsets[row] = (length - 1) % bs
-        context.tokens.write_prefill(
-            state.active_token_count, row, req.prompt[-length:], 0, table.block_table[row]
-        )
+        context.tokens.write_prefill(state.active_token_count, row, req.prompt[-length:], 0, table.block_table[row])
         state.active_token_count += length
         state.total_request_count += 1
         state.num_prefill_requests += int(count_as_prefill)

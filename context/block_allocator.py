@@ -44,9 +44,7 @@ class KVBlockAllocator:
         policy: PrefixCachingEvictionPolicy = PrefixCachingEvictionPolicy.REF_ZERO,
     ) -> None:
         if pool_size < 2:
-            raise ValueError(
-                f"pool_size is {pool_size}; at least 2 blocks are needed (one is the dummy block)"
-            )
+            raise ValueError(f"pool_size is {pool_size}; at least 2 blocks are needed (one is the dummy block)")
         self.total_count = pool_size
         self.paused_limit = paused_limit
         self.dummy_block_idx = pool_size - 1
@@ -79,10 +77,7 @@ class KVBlockAllocator:
 
     @property
     def is_lru(self) -> bool:
-        return (
-            self.enable_prefix_caching
-            and self.prefix_caching_eviction_policy is PrefixCachingEvictionPolicy.LRU
-        )
+        return self.enable_prefix_caching and self.prefix_caching_eviction_policy is PrefixCachingEvictionPolicy.LRU
 
     def get_total_used(self) -> int:
         """Blocks that are held or cached."""
@@ -148,15 +143,15 @@ class KVBlockAllocator:
                 continue
             if self._hashes[block] == UNREGISTERED:
                 freed.append(block)
-            elif self.is_lru:
-                self._evictable += 1
+                continue
+            self._evictable += 1
+            if self.is_lru:
                 self._note_if_leaf(block)
             else:
                 gone.append(block)
-        if freed:
-            self._push(freed)
+        self._push(sorted(freed))
         if gone:
-            self.deregister_blocks(gone)
+            self.deregister_blocks(sorted(gone))
 
     # -- hashes ----------------------------------------------------------------------------------------------------
 
@@ -177,9 +172,7 @@ class KVBlockAllocator:
         for i, (block, block_hash, parent_hash) in enumerate(zip(ids, hashes, parent_hashes, strict=True)):
             known = int(self._hashes[block])
             if known != UNREGISTERED:
-                assert known == block_hash, (
-                    f"block {block} is registered under {known} and can't take {block_hash}"
-                )
+                assert known == block_hash, f"block {block} is registered under {known} and can't take {block_hash}"
                 continue
             self._hashes[block] = block_hash
             earlier = self.kv_hash_to_block_id.get(block_hash)
@@ -291,9 +284,7 @@ class KVBlockAllocator:
         assert not set(free) & set(held), "a free block is held"
         assert not set(free) & set(registered), "a free block has a hash"
         assert self.pool_avail + len(held) + len(cached) == self.total_count - 1, "a block is lost"
-        assert self._evictable == len(cached), (
-            f"evictable count {self._evictable}, but {len(cached)} are cached"
-        )
+        assert self._evictable == len(cached), f"evictable count {self._evictable}, but {len(cached)} are cached"
         carried = Counter(self._hashes[registered].tolist())
         assert set(carried) == set(self.kv_hash_to_block_id), "hash map and block hashes differ"
         for block_hash, block in self.kv_hash_to_block_id.items():
@@ -309,9 +300,7 @@ class KVBlockAllocator:
             assert self._children[block] == children[block], f"child count of block {block} is wrong"
         if self.is_lru:
             leaves = {block for block in cached if children[block] == 0}
-            assert leaves == {block for block in cached if block in self._leaves}, (
-                "eviction order lost a leaf"
-            )
+            assert leaves == {block for block in cached if block in self._leaves}, "eviction order lost a leaf"
             assert len(self._leaves) == len(leaves), "eviction order keeps a block that is no leaf"
 
     # -- internals -------------------------------------------------------------------------------------------------

@@ -135,8 +135,7 @@ class InferenceConfig:
             "unified memory (unified_memory_level)": self.unified_memory_level != 0,
             "suspend and resume (kv_cache_management_mode)": self.kv_cache_management_mode
             is not KVCacheManagementMode.PERSIST,
-            "hybrid Mamba models (mamba_inference_state_config)": self.mamba_inference_state_config
-            is not None,
+            "hybrid Mamba models (mamba_inference_state_config)": self.mamba_inference_state_config is not None,
             "Mamba prefix caching (prefix_caching_mamba_gb)": self.prefix_caching_mamba_gb is not None,
             "CUDA graphs (num_cuda_graphs)": bool(self.num_cuda_graphs),
             "fused rotary embedding (use_flashinfer_fused_rope)": bool(self.use_flashinfer_fused_rope),
@@ -175,9 +174,7 @@ def derive_sizes(
         ValueError: a limit contradicts another.
     """
     bs, tp = config.block_size_tokens, model.tensor_model_parallel_size
-    block_bytes = (
-        model.params_dtype.itemsize * 2 * model.num_layers * bs * model.kv_heads_per_rank * model.head_dim
-    )
+    block_bytes = model.params_dtype.itemsize * 2 * model.num_layers * bs * model.kv_heads_per_rank * model.head_dim
     pool_size = max(2, int(config.buffer_size_gb * 1024**3) // block_bytes)
     paused_limit = int((config.paused_buffer_size_gb or 0) * 1024**3) // block_bytes
     if paused_limit > pool_size - 2:

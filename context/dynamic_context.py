@@ -129,15 +129,11 @@ class DynamicInferenceContext(ReferenceNames):
 
     def deallocate_inference_state_buffers(self) -> None:
         """Not supported: the engine can't be suspended."""
-        raise NotImplementedError(
-            "suspend (deallocate_inference_state_buffers) is not supported by this context"
-        )
+        raise NotImplementedError("suspend (deallocate_inference_state_buffers) is not supported by this context")
 
     def reinitialize_inference_state_buffers(self) -> None:
         """Not supported: the engine can't be suspended."""
-        raise NotImplementedError(
-            "resume (reinitialize_inference_state_buffers) is not supported by this context"
-        )
+        raise NotImplementedError("resume (reinitialize_inference_state_buffers) is not supported by this context")
 
     @classmethod
     def round_up_tokens(cls, value: int, tp_size: int | None = None) -> int:
@@ -213,9 +209,7 @@ class DynamicInferenceContext(ReferenceNames):
         admission.add_dummy_requests(self, requests, count_as_prefill=count_as_prefill)
 
     def _compute_prefix_match(self, req: DynamicInferenceRequest, prefill_chunk_length: int) -> PrefixMatch:
-        return compute_prefix_match(
-            self.kv_block_allocator, req, prefill_chunk_length, self.block_size_tokens
-        )
+        return compute_prefix_match(self.kv_block_allocator, req, prefill_chunk_length, self.block_size_tokens)
 
     def _find_kv_match_count(
         self, req: DynamicInferenceRequest, start_block: int, end_block: int
@@ -241,23 +235,17 @@ class DynamicInferenceContext(ReferenceNames):
     ) -> None:
         """Pad the batch and publish its shape to the device, for every layer of the coming forward."""
         if construct_graph_dimensions is not None:
-            raise NotImplementedError(
-                "CUDA graphs (construct_graph_dimensions) are not supported by this context"
-            )
+            raise NotImplementedError("CUDA graphs (construct_graph_dimensions) are not supported by this context")
         if is_expert_parallel_dummy_cuda_graph_step:
             raise NotImplementedError("expert parallelism is not supported by this context")
         if not transfer_bookkeeping_to_gpu or record_bookkeeping_done_event:
             raise NotImplementedError("async scheduling is not supported by this context")
         self.step.prepare(
             self.round_up_tokens(self.state.active_token_count, self.model_config.tensor_model_parallel_size),
-            self.round_up_requests(
-                self.get_active_request_count(), self.model_config.tensor_model_parallel_size
-            ),
+            self.round_up_requests(self.get_active_request_count(), self.model_config.tensor_model_parallel_size),
         )
 
-    def transfer_bookkeeping_to_gpu(
-        self, skip_token_input_ids: bool = False, record_done_event: bool = False
-    ) -> None:
+    def transfer_bookkeeping_to_gpu(self, skip_token_input_ids: bool = False, record_done_event: bool = False) -> None:
         """Copy the staged step to the device again, in one copy."""
         if skip_token_input_ids or record_done_event:
             raise NotImplementedError("async scheduling is not supported by this context")
@@ -308,15 +296,11 @@ class DynamicInferenceContext(ReferenceNames):
         """The length at which each active row must stop: `[A]` int32 on the CPU."""
         return self.requests.tensors["request_output_lengths"][self._active]
 
-    def current_input_and_position_ids(
-        self, *, num_warmup_tokens: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def current_input_and_position_ids(self, *, num_warmup_tokens: int | None = None) -> tuple[Tensor, Tensor]:
         """The packed input ids and position ids on the device: two `[1, padded tokens]` int64 views."""
         count = num_warmup_tokens if num_warmup_tokens is not None else self.step.padded.token_count
         if count > self.max_tokens:
-            raise ValueError(
-                f"num_warmup_tokens is {count}; the context holds {self.max_tokens} tokens at most"
-            )
+            raise ValueError(f"num_warmup_tokens is {count}; the context holds {self.max_tokens} tokens at most")
         device = self.step.staging.device
         return (
             device["token_to_input_ids"][:count].unsqueeze(0),
@@ -396,9 +380,7 @@ class DynamicInferenceContext(ReferenceNames):
             {"newly_paused_request_ids", "evict_request_ids"} (int32 tensors or None); None if nothing is left.
         """
         if new_speculative_tokens is not None:
-            raise NotImplementedError(
-                "speculative decoding (new_speculative_tokens) is not supported by this context"
-            )
+            raise NotImplementedError("speculative decoding (new_speculative_tokens) is not supported by this context")
         mask = np.asarray(active_requests_mask.cpu()).astype(bool)
         tokens = np.asarray(new_tokens.cpu()).astype(np.int64)
         expected = self.state.active_request_count
@@ -464,9 +446,7 @@ class DynamicInferenceContext(ReferenceNames):
     ) -> Tensor | None:
         """Evict paused requests beyond the paused budget; their ids, or None.  `next_tokens` is reordered in place."""
         if new_speculative_tokens is not None:
-            raise NotImplementedError(
-                "speculative decoding (new_speculative_tokens) is not supported by this context"
-            )
+            raise NotImplementedError("speculative decoding (new_speculative_tokens) is not supported by this context")
         ids = self.lifecycle.evict_with_tokens(active_request_count, next_tokens.numpy())
         return None if ids is None else torch.from_numpy(ids.copy())
 
@@ -502,9 +482,7 @@ class DynamicInferenceContext(ReferenceNames):
     ) -> tuple[list[list[float]], Tensor]:
         """The same, as one list a request in row order."""
         last_only = bool(only_last_token_logits) or self.is_decode_only()
-        selected, full = self.calculate_log_probs_tensors(
-            logits, new_tokens, only_last_token_logits, sampling
-        )
+        selected, full = self.calculate_log_probs_tensors(logits, new_tokens, only_last_token_logits, sampling)
         lengths = [1] * self.num_last_token_logits if last_only else self.step.metadata.query_lengths_list
         return [part.tolist() for part in selected.split(lengths)], full
 

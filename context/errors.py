@@ -18,9 +18,7 @@ class ContextOverflowError(Exception):
         is_transient: True if the same call may succeed later.
     """
 
-    def __init__(
-        self, request_id: int | None, message: str | None = None, *, is_transient: bool = True
-    ) -> None:
+    def __init__(self, request_id: int | None, message: str | None = None, *, is_transient: bool = True) -> None:
         super().__init__(f"request {request_id}" + (f": {message}" if message else ""))
         self.request_id = request_id
         self.message = message
@@ -89,9 +87,7 @@ class ContextErrorFactory:
         """
         name = type(error).__name__
         if _CLASSES.get(name) is not type(error):
-            raise ValueError(
-                f"error type {name!r} is not a context error; known: {', '.join(sorted(_CLASSES))}"
-            )
+            raise ValueError(f"error type {name!r} is not a context error; known: {', '.join(sorted(_CLASSES))}")
         data: dict[str, Any] = {
             "type": name,
             "request_id": error.request_id,

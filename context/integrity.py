@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -55,9 +56,7 @@ def _check_rows(context: DynamicInferenceContext) -> None:
     for row in _rows_in_use(context):
         count = int(requests.block_counts[row])
         table = requests.block_table[row]
-        assert (table[:count] >= 0).all() and (table[count:] == -1).all(), (
-            f"block table of row {row} is wrong"
-        )
+        assert (table[:count] >= 0).all() and (table[count:] == -1).all(), f"block table of row {row} is wrong"
         assert requests.last_blocks[row] == table[count - 1], f"last block of row {row} is wrong"
         length = int(requests.kv_offsets[row] + requests.query_lengths[row])
         expected = (count - 1) * bs + int(requests.last_offsets[row]) + 1
@@ -94,17 +93,13 @@ def _check_references(context: DynamicInferenceContext) -> None:
         return
     refs = allocator.block_ref_counts.numpy()
     for block in np.flatnonzero(refs).tolist() + list(held):
-        assert refs[block] == held[block], (
-            f"block {block} has {refs[block]} references and {held[block]} holders"
-        )
+        assert refs[block] == held[block], f"block {block} has {refs[block]} references and {held[block]} holders"
     for row in _rows_in_use(context):
         blocks = context.requests.blocks_of(row)
         registered = allocator.block_hashes.numpy()[blocks] != UNREGISTERED
         chain = blocks[: int(registered.sum())].tolist()
-        for parent, child in zip(chain, chain[1:], strict=False):
-            assert allocator.block_parents[child] == parent, (
-                f"row {row} does not hold the chain it is registered in"
-            )
+        for parent, child in itertools.pairwise(chain):
+            assert allocator.block_parents[child] == parent, f"row {row} does not hold the chain it is registered in"
 
 
 def _check_announcements(context: DynamicInferenceContext) -> None:

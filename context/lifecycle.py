@@ -181,9 +181,7 @@ class Lifecycle:
 
     # -- resume ----------------------------------------------------------------------------------------------------
 
-    def resume(
-        self, active: int, newly_paused: NDArray[np.int32] | None
-    ) -> tuple[int, NDArray[np.int32] | None]:
+    def resume(self, active: int, newly_paused: NDArray[np.int32] | None) -> tuple[int, NDArray[np.int32] | None]:
         """Resume as many paused rows as compute and blocks permit; return the active count and who is still paused.
 
         FIFO resumes the longest waiting first; the reference's policy the newest, and cuts its number off the end of
@@ -242,11 +240,7 @@ class Lifecycle:
             freed = counts[-1]
             for block in self._requests.blocks_of(row).tolist():
                 taken[block] = taken.get(block, 0) + 1
-                refs = (
-                    int(self._allocator.block_ref_counts[block])
-                    if self._allocator.enable_prefix_caching
-                    else 1
-                )
+                refs = int(self._allocator.block_ref_counts[block]) if self._allocator.enable_prefix_caching else 1
                 freed += taken[block] == refs
             counts.append(freed)
         return counts
@@ -280,9 +274,7 @@ class Lifecycle:
         self._next_tokens = self._next_tokens[: total - count]
         return ids
 
-    def _keep_something_active(
-        self, evicted: NDArray[np.int32] | None, hidden: int
-    ) -> NDArray[np.int32] | None:
+    def _keep_something_active(self, evicted: NDArray[np.int32] | None, hidden: int) -> NDArray[np.int32] | None:
         """Never leave only paused rows: evict the right-most until another one can go on."""
         state = self._state
         while state.active_request_count == 0 and state.paused_request_count and hidden < 0:

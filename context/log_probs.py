@@ -51,9 +51,7 @@ def step_log_probs(
     per_request = only_last or context.is_decode_only()
     count = len(lengths) if per_request else sum(lengths)
     if logits.dim() != 3 or logits.shape[0] != 1 or logits.shape[1] < count:
-        raise ValueError(
-            f"logits have shape {tuple(logits.shape)}; expected (1, at least {count} rows, vocabulary)"
-        )
+        raise ValueError(f"logits have shape {tuple(logits.shape)}; expected (1, at least {count} rows, vocabulary)")
     rows = logits[0, :count]
     if per_request:
         targets = new_tokens.to(logits.device)

@@ -54,6 +54,4 @@ def compute_prefix_match(
         skip = min(len(matched) * block_size, chunk_length - 1)
         if chunk_length - skip < 2 <= chunk_length:
             skip = (chunk_length - 2) // block_size * block_size
-    return PrefixMatch(
-        matched, max(0, required - already - len(matched)), already, required, skip, chunk_length - skip
-    )
+    return PrefixMatch(matched, max(0, required - already - len(matched)), already, required, skip, chunk_length - skip)

@@ -12,9 +12,7 @@ def _request_tensor(name: str) -> Any:
 
 
 def _token_tensor(name: str) -> Any:
-    return property(
-        lambda context: context.tokens.tensors[name], doc=f"`{name}` of the token table (CPU side)."
-    )
+    return property(lambda context: context.tokens.tensors[name], doc=f"`{name}` of the token table (CPU side).")
 
 
 def _counter(owner: str, name: str) -> Any:

@@ -46,12 +46,9 @@ class RequestTable:
         self.tensors: dict[str, torch.Tensor] = {
             name: torch.full((max_requests,), empty, dtype=torch.int32) for name, empty in _FIELDS
         }
-        self.tensors["request_to_kv_block_ids"] = torch.full(
-            (max_requests, max_kv_block_count), -1, dtype=torch.int32
-        )
+        self.tensors["request_to_kv_block_ids"] = torch.full((max_requests, max_kv_block_count), -1, dtype=torch.int32)
         self.metadata: dict[str, torch.Tensor] = {
-            label: torch.zeros(max_requests, dtype=dtype)
-            for label, dtype in metadata_types or DEFAULT_METADATA
+            label: torch.zeros(max_requests, dtype=dtype) for label, dtype in metadata_types or DEFAULT_METADATA
         }
         self.hashable: NDArray[np.bool_] = np.zeros(max_requests, dtype=bool)
         """Whether a row's blocks may be named by their tokens."""

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from context.dynamic_context import DynamicInferenceContext
 
 
-def remove_rows(
-    context: DynamicInferenceContext, rows: NDArray[np.intp], *, include_hidden: bool
-) -> list[int]:
+def remove_rows(context: DynamicInferenceContext, rows: NDArray[np.intp], *, include_hidden: bool) -> list[int]:
     """Release rows of [0, total), and the hidden chunked row if asked; return their ids in row order."""
     state, requests = context.state, context.requests
     paused, total = state.paused_request_count, state.total_request_count

@@ -23,9 +23,7 @@ class KernelBackend(Protocol):
         """
         ...
 
-    def step(
-        self, metadata: AttentionMetadata, query: Tensor, keys: Tensor, values: Tensor, scale: float
-    ) -> Tensor:
+    def step(self, metadata: AttentionMetadata, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Attention of a whole step; see `context.attention.paged_attention_step`."""
         ...
 

@@ -18,9 +18,7 @@ class TorchBackend:
         keys[block_idx, local_pos] = key.to(keys.dtype)
         values[block_idx, local_pos] = value.to(values.dtype)
 
-    def step(
-        self, metadata: AttentionMetadata, query: Tensor, keys: Tensor, values: Tensor, scale: float
-    ) -> Tensor:
+    def step(self, metadata: AttentionMetadata, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         out = torch.zeros_like(query)
         decode = metadata.num_decode
         if decode:
@@ -39,9 +37,7 @@ class TorchBackend:
             start += length
         return out
 
-    def decode(
-        self, metadata: AttentionMetadata, query: Tensor, keys: Tensor, values: Tensor, scale: float
-    ) -> Tensor:
+    def decode(self, metadata: AttentionMetadata, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """One token a row: `[rows, heads, head_dim]` in and out, over kv_lengths tokens of each row's blocks."""
         rows, heads, dim = query.shape
         bs, kv_heads = keys.shape[1:3]
@@ -51,9 +47,9 @@ class TorchBackend:
         v = values[index].view(rows, width, kv_heads, dim).transpose(1, 2)
         # The heads of one group become query positions, so keys and values need no copy per head.
         q = query.view(rows, kv_heads, heads // kv_heads, dim)
-        return F.scaled_dot_product_attention(
-            q, k.to(q.dtype), v.to(q.dtype), attn_mask=mask, scale=scale
-        ).reshape(rows, heads, dim)
+        return F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), attn_mask=mask, scale=scale).reshape(
+            rows, heads, dim
+        )
 
     @staticmethod
     def _decode_plan(metadata: AttentionMetadata, rows: int, bs: int) -> tuple[Tensor, Tensor]:

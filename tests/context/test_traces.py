@@ -49,15 +49,11 @@ class Run:
         self.requests: dict[int, DynamicInferenceRequest] = {}
         self.prompts = {}
         for step in trace["steps"]:
-            if found := re.match(
-                r"add_request\((\d+), tokens=(\[.*?\]), chunk=(\S+), generate=(\d+)\)", step["op"]
-            ):
+            if found := re.match(r"add_request\((\d+), tokens=(\[.*?\]), chunk=(\S+), generate=(\d+)\)", step["op"]):
                 self.prompts[int(found[1])] = (ast.literal_eval(found[2]), int(found[4]))
         self.names: dict[int, str] = {}
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.context.dynamo_helper.add_kv_event_listener(
-            lambda kind, payload: self.events.append((kind, payload))
-        )
+        self.context.dynamo_helper.add_kv_event_listener(lambda kind, payload: self.events.append((kind, payload)))
 
     def request(self, request_id: int) -> DynamicInferenceRequest:
         if request_id not in self.requests:
@@ -124,9 +120,7 @@ class Run:
             "block_count": context.request_kv_block_counts[rows].tolist(),
             "last_block": context.request_last_kv_block_id[rows].tolist(),
             "last_offset": context.request_last_kv_block_offset[rows].tolist(),
-            "block_table": [
-                [b for b in row if b >= 0] for row in context.request_to_kv_block_ids[rows].tolist()
-            ],
+            "block_table": [[b for b in row if b >= 0] for row in context.request_to_kv_block_ids[rows].tolist()],
             "token_ids": context.token_to_input_ids[tokens].tolist(),
             "token_pos": context.token_to_pos_ids[tokens].tolist(),
             "token_block": context.token_to_block_idx[tokens].tolist(),
