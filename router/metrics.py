@@ -63,6 +63,14 @@ class RouterMetrics:
             "warmroute_router_upstream_errors", "Answers that broke off", ["kind"], registry=registry
         )
 
+        self._unexpected = Counter(
+            "warmroute_router_unexpected_errors", "Exceptions that no handler expected", ["route"], registry=registry
+        )
+
+    def unexpected_error(self, route: str) -> None:
+        """Count an exception that became a 500."""
+        self._unexpected.labels(route).inc()
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Times one stage of a decision."""

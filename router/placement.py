@@ -101,9 +101,7 @@ class Placer:
         choice = self._policy.decide(prompt, candidates, self._rng)
         if force is not None:
             choice = Choice(choice.pick, choice.scores, "forced", "forced by header x-warmroute-worker")
-        return Decision(
-            prompts[choice.pick], tokens, targets, candidates, choice, self._policy.name, force is not None
-        )
+        return Decision(prompts[choice.pick], tokens, targets, candidates, choice, self._policy.name, force is not None)
 
     def book(self, model: str, decision: Decision) -> Reservation:
         """Promise the decided work; the caller ends the reservation whatever happens."""

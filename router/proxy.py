@@ -80,9 +80,7 @@ class Upstream:
             except TimeoutError as error:
                 raise MidStreamFailure(f"the worker sent nothing for {self._idle_s:g} s") from error
             except (aiohttp.ClientError, OSError) as error:
-                raise MidStreamFailure(
-                    f"the connection to the worker broke: {type(error).__name__}"
-                ) from error
+                raise MidStreamFailure(f"the connection to the worker broke: {type(error).__name__}") from error
             if not chunk:
                 self._complete = True
                 return
@@ -153,7 +151,5 @@ def _without(headers: CIMultiDictProxy[str] | CIMultiDict[str], names: frozenset
     """A copy without some headers and without those that `Connection` names."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     return CIMultiDict(
-        (name, value)
-        for name, value in headers.items()
-        if name.lower() not in names and name.lower() not in named
+        (name, value) for name, value in headers.items() if name.lower() not in names and name.lower() not in named
     )

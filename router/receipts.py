@@ -62,9 +62,7 @@ class Receipt:
                     "score": score,
                     "trust": trust,
                 }
-                for candidate, score, trust in zip(
-                    self.candidates, self.choice.scores, self.trust, strict=True
-                )
+                for candidate, score, trust in zip(self.candidates, self.choice.scores, self.trust, strict=True)
             ],
         }
 

@@ -12,7 +12,7 @@ class _Body(msgspec.Struct):
     """The fields that decide where a request goes.  Unknown ones are tolerated, and forwarded."""
 
     model: str
-    stream: bool = False
+    stream: bool | None = None
     messages: list[dict[str, Any]] | None = None
     prompt: Any = None
     prompt_token_ids: list[int] | None = None
@@ -80,7 +80,7 @@ def read_request(body: bytes) -> RoutedRequest:
         ) from error
     request = RoutedRequest(
         fields.model,
-        fields.stream,
+        bool(fields.stream),
         len(body),
         tools=fields.tools,
         cache_salt=fields.cache_salt or "",

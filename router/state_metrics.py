@@ -35,9 +35,7 @@ class StateCollector(Collector):
         yield memory
 
     def _workers(self) -> Iterable[Metric]:
-        takes = GaugeMetricFamily(
-            "warmroute_router_worker_ready", "1 when the worker takes prompts", labels=["worker"]
-        )
+        takes = GaugeMetricFamily("warmroute_router_worker_ready", "1 when the worker takes prompts", labels=["worker"])
         requests = GaugeMetricFamily(
             "warmroute_router_worker_requests", "Requests in flight", labels=["worker", "dp_rank"]
         )
@@ -61,9 +59,7 @@ class StateCollector(Collector):
 
     def _process(self) -> Iterable[Metric]:
         in_flight = self._router.in_flight
-        yield GaugeMetricFamily(
-            "warmroute_router_in_flight_requests", "Requests in the router", value=in_flight.count
-        )
+        yield GaugeMetricFamily("warmroute_router_in_flight_requests", "Requests in the router", value=in_flight.count)
         yield CounterMetricFamily(
             "warmroute_router_client_disconnects",
             "Clients that left before the end",

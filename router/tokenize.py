@@ -47,9 +47,7 @@ class PromptReader:
         loop = asyncio.get_running_loop()
         for model, spec in self._specs.items():
             self._local[model] = await loop.run_in_executor(self._threads, _load, spec)
-            log.info(
-                "router.tokenizer", extra={"model": model, "fingerprint": self._local[model].fingerprint}
-            )
+            log.info("router.tokenizer", extra={"model": model, "fingerprint": self._local[model].fingerprint})
 
     def close(self) -> None:
         """Let the threads end."""

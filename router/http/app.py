@@ -6,15 +6,14 @@ from router.http.generate import handler
 from router.http.health import Health
 from router.http.inspect import Inspection
 from router.service import Router
-from serving.http import error_middleware
+from serving.http import ON_UNEXPECTED_ERROR, error_middleware
 from serving.metrics import exposition_handler
 
 
 def build(router: Router) -> web.Application:
     """The router's application: OpenAI's API, /v1/route, inspection, health and metrics."""
-    app = web.Application(
-        middlewares=[error_middleware], client_max_size=router.config.max_body_mb * 1024 * 1024
-    )
+    app = web.Application(middlewares=[error_middleware], client_max_size=router.config.max_body_mb * 1024 * 1024)
+    app[ON_UNEXPECTED_ERROR] = router.metrics.unexpected_error
     health, inspection = Health(router), Inspection(router)
     app.add_routes(
         [

@@ -18,6 +18,7 @@ from router.request import RoutedRequest, read_request
 from router.service import Router
 from router.splice import with_token_ids
 from serving import sse
+from serving.http import printable
 from serving.openai import OpenAIError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,7 +39,7 @@ class Generation:
     def __init__(self, router: Router, request: web.Request, path: str) -> None:
         self.router, self.request, self.path = router, request, path
         self.started = time.perf_counter()
-        self.request_id = request.headers.get(names.REQUEST_ID) or uuid.uuid4().hex
+        self.request_id = printable(request.headers.get(names.REQUEST_ID, "")) or uuid.uuid4().hex
         self.force = request.headers.get(names.WORKER)
         self.failed: dict[str, UpstreamFailed] = {}
 
@@ -53,9 +54,7 @@ class Generation:
                 if response is not None:
                     return response
 
-    async def _attempt(
-        self, routed: RoutedRequest, tokens: PromptTokens, body: bytes
-    ) -> web.StreamResponse | None:
+    async def _attempt(self, routed: RoutedRequest, tokens: PromptTokens, body: bytes) -> web.StreamResponse | None:
         """One worker: its answer relayed, or None when it failed before the first byte and another may be
         tried.
         """
@@ -98,9 +97,7 @@ class Generation:
             told = "; ".join(f"{worker} {failure.detail}" for worker, failure in self.failed.items())
             raise no_worker(told, 1)
 
-    async def _open(
-        self, decision: Decision, routed: RoutedRequest, tokens: PromptTokens, body: bytes
-    ) -> Upstream:
+    async def _open(self, decision: Decision, routed: RoutedRequest, tokens: PromptTokens, body: bytes) -> Upstream:
         view = decision.target.view
         added = {names.REQUEST_ID: self.request_id}
         if len(view.sources) > 1:
@@ -116,9 +113,7 @@ class Generation:
             timeouts=self.router.timeouts,
         )
 
-    async def _relay(
-        self, upstream: Upstream, decision: Decision, reservation: Reservation
-    ) -> web.StreamResponse:
+    async def _relay(self, upstream: Upstream, decision: Decision, reservation: Reservation) -> web.StreamResponse:
         """Send the answer on as it comes; every write waits until the client's buffer has room."""
         response = web.StreamResponse(status=upstream.status, headers=upstream.headers())
         response.headers.update(names.of_decision(decision))
@@ -138,9 +133,7 @@ class Generation:
             self.router.in_flight.cancelled += 1
         return response
 
-    async def _end_broken(
-        self, response: web.StreamResponse, upstream: Upstream, failure: MidStreamFailure
-    ) -> None:
+    async def _end_broken(self, response: web.StreamResponse, upstream: Upstream, failure: MidStreamFailure) -> None:
         """Tell the client that the answer stays incomplete: an error event in a stream, a cut connection
         elsewhere.
         """

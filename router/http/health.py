@@ -37,9 +37,7 @@ class Health:
             "bus_connected": self._router.bus.connected,
             "workers": len(views),
             "workers_ready": sum(fleet.why_not(view) is None for view in views),
-            "sources_without_blocks": sum(
-                source.blocks == 0 for view in views for source in view.sources.values()
-            ),
+            "sources_without_blocks": sum(source.blocks == 0 for view in views for source in view.sources.values()),
             "models": fleet.models(),
             "policy": self._router.placer.policy_name,
         }

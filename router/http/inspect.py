@@ -24,9 +24,7 @@ def describe_decision(decision: Decision) -> dict[str, Any]:
     """A decision with every candidate, as /v1/route answers it."""
     size = decision.prompt.block_size
     candidates = []
-    for target, candidate, score in zip(
-        decision.targets, decision.candidates, decision.choice.scores, strict=True
-    ):
+    for target, candidate, score in zip(decision.targets, decision.candidates, decision.choice.scores, strict=True):
         source = target.view.sources[target.dp_rank]
         candidates.append(
             {

@@ -306,9 +306,7 @@ class PrefixIndex:
 
 def _checked(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     if hashes.dtype != np.uint64:
-        raise TypeError(
-            f"hashes must be uint64, got {hashes.dtype}; use numpy.asarray(hashes, dtype=numpy.uint64)"
-        )
+        raise TypeError(f"hashes must be uint64, got {hashes.dtype}; use numpy.asarray(hashes, dtype=numpy.uint64)")
     return hashes
 
 

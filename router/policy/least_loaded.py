@@ -16,6 +16,4 @@ class LeastLoaded:
         scores = tuple(float(c.queued_tokens + c.decode_blocks * prompt.block_size) for c in candidates)
         pick, ties = lowest(scores, rng)
         kind = "tie" if ties > 1 else "load"
-        return Choice(
-            pick, scores, kind, f"{scores[pick]:.0f} tokens of work promised, the least of {len(scores)}"
-        )
+        return Choice(pick, scores, kind, f"{scores[pick]:.0f} tokens of work promised, the least of {len(scores)}")

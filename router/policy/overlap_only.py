@@ -19,6 +19,4 @@ class OverlapOnly:
         pick, ties = lowest(scores, rng)
         held = prompt.blocks - int(scores[pick])
         kind = "cache" if held and ties == 1 else "tie"
-        return Choice(
-            pick, scores, kind, f"holds {held} of {prompt.blocks} blocks, the most of {len(scores)}"
-        )
+        return Choice(pick, scores, kind, f"holds {held} of {prompt.blocks} blocks, the most of {len(scores)}")

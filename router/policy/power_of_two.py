@@ -16,6 +16,4 @@ class PowerOfTwo:
         scores = tuple(float(c.queued_tokens + c.decode_blocks * prompt.block_size) for c in candidates)
         drawn = rng.sample(range(len(candidates)), min(2, len(candidates)))
         at, ties = lowest([scores[i] for i in drawn], rng)
-        return Choice(
-            drawn[at], scores, "tie" if ties > 1 else "load", "the less loaded of two drawn at random"
-        )
+        return Choice(drawn[at], scores, "tie" if ties > 1 else "load", "the less loaded of two drawn at random")

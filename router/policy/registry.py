@@ -15,8 +15,7 @@ from router.policy.uniform import Uniform
 from router.policy.warm import Warm
 
 BUILT_IN: dict[str, Callable[[], Policy]] = {
-    policy.name: policy
-    for policy in (Warm, RoundRobin, Uniform, LeastLoaded, PowerOfTwo, OverlapOnly, SessionHash)
+    policy.name: policy for policy in (Warm, RoundRobin, Uniform, LeastLoaded, PowerOfTwo, OverlapOnly, SessionHash)
 }
 
 

@@ -97,6 +97,4 @@ def _explain(
         return Choice(pick, scores, "tie", f"{told}; drawn among {ties} equal workers")
     if held:
         return Choice(pick, scores, "cache", f"{told}; expected time {scores[pick]:.0f} tokens, the least")
-    return Choice(
-        pick, scores, "load", f"nothing cached anywhere; expected time {scores[pick]:.0f} tokens, the least"
-    )
+    return Choice(pick, scores, "load", f"nothing cached anywhere; expected time {scores[pick]:.0f} tokens, the least")

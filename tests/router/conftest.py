@@ -53,9 +53,7 @@ class World:
         self.router, self.address = running.router, running.address
         self.client, self.workers = client, workers
 
-    async def post(
-        self, path: str, body: Any, headers: dict[str, str] | None = None
-    ) -> aiohttp.ClientResponse:
+    async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> aiohttp.ClientResponse:
         """POST JSON (or raw bytes) and read the whole answer."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         response = await self.client.post(self.address + path, data=data, headers=headers)
@@ -98,9 +96,7 @@ async def make_world(nats_url: str) -> AsyncIterator[MakeWorld]:
                 stack.push_async_callback(worker.stop)
             settings: dict[str, Any] = {"port": 0, "nats": nats_url, "seed": 5, "drain_s": 0.5} | config
             started = await stack.enter_async_context(running(RouterConfig(**settings)))
-            client = await stack.enter_async_context(
-                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-            )
+            client = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
             names = {worker.name for worker in workers}
 
             def ready() -> bool:

@@ -155,9 +155,7 @@ class StandIn:
             got.gone.set()
             raise
 
-    async def _stream(
-        self, request: web.Request, behaviour: str, usage: dict[str, Any]
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, behaviour: str, usage: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Engine": "stand-in"})
         await response.prepare(request)
         for number in range(3):

@@ -18,8 +18,7 @@ IDLE = [Candidate("a", 0), Candidate("b", 0), Candidate("c", 0), Candidate("d", 
 def picks(name: str, candidates: list[Candidate], prompt: Prompt = PROMPT, times: int = 1000) -> Counter[str]:
     policy, rng = policy_by_name(name), random.Random(7)
     return Counter(
-        candidates[policy.decide(replace(prompt, turn=turn), candidates, rng).pick].worker
-        for turn in range(times)
+        candidates[policy.decide(replace(prompt, turn=turn), candidates, rng).pick].worker for turn in range(times)
     )
 
 
@@ -28,9 +27,7 @@ def test_equal_workers_share_evenly_whatever_their_order(name: str) -> None:
     shares = picks(name, IDLE)
     assert sorted(shares) == ["a", "b", "c", "d"]
     expected = 1000 / 4
-    assert (
-        sum((n - expected) ** 2 / expected for n in shares.values()) < 16.3
-    )  # chi-square, 3 degrees, p = 0.001
+    assert sum((n - expected) ** 2 / expected for n in shares.values()) < 16.3  # chi-square, 3 degrees, p = 0.001
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -81,15 +78,11 @@ def test_warm_replicates_a_hot_prefix_when_waiting_costs_more_and_says_so() -> N
 
 
 def test_warm_sends_siblings_of_a_burst_after_the_first_before_its_events_arrive() -> None:
-    assert picks("warm", [Candidate("a", 0), Candidate("b", 0, expected_blocks=100, queued_tokens=1500)]) == {
-        "b": 1000
-    }
+    assert picks("warm", [Candidate("a", 0), Candidate("b", 0, expected_blocks=100, queued_tokens=1500)]) == {"b": 1000}
 
 
 def test_warm_leaves_a_saturated_pool_even_for_an_overlap() -> None:
-    full = Candidate(
-        "a", 0, overlap_blocks=20, expected_blocks=20, decode_blocks=980, capacity_blocks=1000, running=2
-    )
+    full = Candidate("a", 0, overlap_blocks=20, expected_blocks=20, decode_blocks=980, capacity_blocks=1000, running=2)
     roomy = Candidate("b", 0, decode_blocks=100, capacity_blocks=1000, running=10)
     assert picks("warm", [full, roomy]) == {"b": 1000}
 
@@ -102,9 +95,7 @@ def test_warm_lets_idle_workers_share_serial_prompts_by_recent_work() -> None:
 def test_a_session_stays_with_its_worker_and_only_the_lost_workers_sessions_move() -> None:
     def home(session: str, candidates: list[Candidate]) -> str:
         prompt = replace(PROMPT, session=session)
-        return candidates[
-            policy_by_name("session-hash").decide(prompt, candidates, random.Random()).pick
-        ].worker
+        return candidates[policy_by_name("session-hash").decide(prompt, candidates, random.Random()).pick].worker
 
     sessions = [f"s{i}" for i in range(400)]
     before = {s: home(s, IDLE) for s in sessions}

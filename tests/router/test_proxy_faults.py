@@ -144,10 +144,7 @@ async def test_150_slow_requests_are_in_flight_at_once(make_world: MakeWorld) ->
     world = await make_world(StandIn("a"))
     worker = world.workers[0]
     worker.behaviour = "hold"
-    asked = [
-        asyncio.create_task(world.post("/v1/completions", {"model": MODEL, "prompt": f"{n}"}))
-        for n in range(150)
-    ]
+    asked = [asyncio.create_task(world.post("/v1/completions", {"model": MODEL, "prompt": f"{n}"})) for n in range(150)]
     await until(lambda: len(worker.received) == 150, "150 requests at the worker")
     worker.release.set()
     assert {answer.status for answer in await asyncio.gather(*asked)} == {200}

@@ -105,16 +105,12 @@ async def test_route_agrees_with_the_headers_and_sends_nothing(make_world: MakeW
 
 async def test_route_takes_plain_token_ids(make_world: MakeWorld) -> None:
     world = await make_world(StandIn("a"))
-    told = await (
-        await world.post("/v1/route", {"model": MODEL, "prompt_token_ids": list(range(100))})
-    ).json()
+    told = await (await world.post("/v1/route", {"model": MODEL, "prompt_token_ids": list(range(100))})).json()
     assert (told["prompt_tokens"], told["prompt_blocks"]) == (100, 6)
 
 
 @pytest.mark.parametrize("count", [40])
-async def test_siblings_of_a_burst_meet_on_one_worker_before_any_event(
-    make_world: MakeWorld, count: int
-) -> None:
+async def test_siblings_of_a_burst_meet_on_one_worker_before_any_event(make_world: MakeWorld, count: int) -> None:
     import asyncio
 
     world = await make_world(StandIn("a"), StandIn("b"))
@@ -136,9 +132,7 @@ async def test_siblings_of_a_burst_meet_on_one_worker_before_any_event(
 async def _received(world: World, count: int) -> None:
     from .standin import until
 
-    await until(
-        lambda: sum(len(w.received) for w in world.workers) == count, f"{count} requests at the workers"
-    )
+    await until(lambda: sum(len(w.received) for w in world.workers) == count, f"{count} requests at the workers")
 
 
 async def test_unknown_model_too_long_prompt_and_bad_bodies_are_told_in_openai_form(
