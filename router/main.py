@@ -1,7 +1,6 @@
 """Starts one router process: bus, discovery, index, HTTP; runs until a signal, then drains."""
 
 import asyncio
-import logging
 import random
 import signal
 import sys
@@ -34,7 +33,7 @@ from serving import http as serving_http
 from serving import logs
 from serving.metrics import new_registry
 
-log = logging.getLogger(__name__)
+log = logs.get_logger(__name__)
 
 _UPKEEP_EVERY_S = 0.02
 _TIDY_EVERY_S = 1.0
@@ -66,7 +65,7 @@ async def drain(router: Router) -> None:
     """Take no new traffic (/ready says so) and wait until running requests have ended, `drain_s` at most."""
     router.draining = True
     if not await router.in_flight.wait_idle(router.config.drain_s):
-        log.warning("router.drain_timeout", extra={"in_flight": router.in_flight.count})
+        log.warning("router.drain_timeout", in_flight=router.in_flight.count)
 
 
 def run(config: RouterConfig) -> int:

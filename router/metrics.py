@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from serving.metrics import LATENCY_BUCKETS, MICRO_BUCKETS, RATIO_BUCKETS
+
 if TYPE_CHECKING:
     from router.placement import Decision
-
-_STAGE_BUCKETS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1)
-_LATENCY_BUCKETS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160,
-)  # fmt: skip
-_RATIO_BUCKETS = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
 
 
 class RouterMetrics:
@@ -34,15 +30,15 @@ class RouterMetrics:
         )  # fmt: skip
         self._stages = Histogram(
             "warmroute_router_decision_seconds", "Time to a decision by stage", ["stage"],
-            buckets=_STAGE_BUCKETS, registry=registry,
+            buckets=MICRO_BUCKETS, registry=registry,
         )  # fmt: skip
         self._first_byte = Histogram(
             "warmroute_router_time_to_first_byte_seconds", "From the request to the answer's first byte",
-            ["model"], buckets=_LATENCY_BUCKETS, registry=registry,
+            ["model"], buckets=LATENCY_BUCKETS, registry=registry,
         )  # fmt: skip
         self._hit_ratio = Histogram(
             "warmroute_router_promised_hit_ratio", "Overlap of the chosen worker over the prompt, in blocks",
-            ["model"], buckets=_RATIO_BUCKETS, registry=registry,
+            ["model"], buckets=RATIO_BUCKETS, registry=registry,
         )  # fmt: skip
         self._prompt_tokens = Counter(
             "warmroute_router_prompt_tokens", "Prompt tokens placed", ["model"], registry=registry

@@ -3,7 +3,6 @@ so.
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +14,11 @@ import msgspec
 from kvevents.consumer import WorkerView
 from router.prompt import PromptTokens
 from router.request import RoutedRequest
+from serving.logs import get_logger
 from serving.model_files import resolve_model
 from serving.tokenizer import Tokenizer, load_tokenizer
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _INLINE_CHARACTERS = 4096
 """Longer prompts are tokenised on a thread, so that the event loop never waits for one."""
@@ -47,7 +47,7 @@ class PromptReader:
         loop = asyncio.get_running_loop()
         for model, spec in self._specs.items():
             self._local[model] = await loop.run_in_executor(self._threads, _load, spec)
-            log.info("router.tokenizer", extra={"model": model, "fingerprint": self._local[model].fingerprint})
+            log.info("router.tokenizer", model=model, fingerprint=self._local[model].fingerprint)
 
     def close(self) -> None:
         """Let the threads end."""
@@ -87,9 +87,12 @@ class PromptReader:
                     self._refused.add((model, theirs))
                     log.warning(
                         "router.tokenizer_mismatch",
-                        extra={"model": model, "worker": view.beat.worker, "theirs": theirs,
-                               "ours": tokenizer.fingerprint, "remedy": "using the worker's /tokenize"},
-                    )  # fmt: skip
+                        model=model,
+                        worker=view.beat.worker,
+                        theirs=theirs,
+                        ours=tokenizer.fingerprint,
+                        remedy="using the worker's /tokenize",
+                    )
                 return None
         return tokenizer
 
