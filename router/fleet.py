@@ -13,7 +13,7 @@ class Target(NamedTuple):
 
     view: WorkerView
     dp_rank: int
-    handle: int | None
+    handle: int
     key: SourceKey
     account: Account
 
@@ -86,8 +86,12 @@ class Fleet:
         """Every source of the given workers."""
         found = []
         for view in views:
-            for rank, source in view.sources.items():
-                key = SourceKey(view.beat.worker, rank, source.epoch)
+            for entry in view.beat.sources:
+                source = view.sources.get(entry.dp_rank)
+                if source is None:
+                    continue
+                rank = entry.dp_rank
+                key = SourceKey(view.beat.worker, rank, entry.epoch)
                 found.append(Target(view, rank, source.handle, key, self._ledger.account(key)))
         return found
 

@@ -107,7 +107,7 @@ class Placer:
         """Promise the decided work; the caller ends the reservation whatever happens."""
         target, prompt, tokens = decision.target, decision.prompt, decision.tokens
         self._turns[model] = self._turns.get(model, 0) + 1
-        if tokens.ids is not None and target.handle is not None:
+        if tokens.ids is not None:
             key = IndexKey(model, prompt.block_size)
             self._predicted.add(key, target.handle, tokens.hashes(prompt.block_size), self._clock())
         return self._ledger.reserve(
@@ -126,7 +126,7 @@ class Placer:
             tokens.count,
             tokens.ids is not None,
         )
-        by_size: dict[int, tuple[Prompt, dict[int | None, int], dict[int | None, int]]] = {}
+        by_size: dict[int, tuple[Prompt, dict[int, int], dict[int, int]]] = {}
         prompts, candidates = [], []
         for target in targets:
             beat = target.view.beat
@@ -153,9 +153,7 @@ class Placer:
             prompts.append(prompt)
         return prompts, candidates
 
-    def _overlaps(
-        self, key: IndexKey, tokens: PromptTokens, now: float
-    ) -> tuple[dict[int | None, int], dict[int | None, int]]:
+    def _overlaps(self, key: IndexKey, tokens: PromptTokens, now: float) -> tuple[dict[int, int], dict[int, int]]:
         """(held, expected): handle -> leading blocks, by the exact index and by what was just placed."""
         hashes = tokens.hashes(key.block_size)
         if not hashes.shape[0]:

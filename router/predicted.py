@@ -32,10 +32,10 @@ class PredictedPrefixes:
             index.add_source(source)
         index.store(source, hashes)
 
-    def match(self, key: IndexKey, hashes: NDArray[np.uint64], now: float) -> dict[int | None, int]:
+    def match(self, key: IndexKey, hashes: NDArray[np.uint64], now: float) -> dict[int, int]:
         """Handle -> leading blocks expected."""
         self._rotate(now)
-        depths: dict[int | None, int] = {}
+        depths: dict[int, int] = {}
         for generation in (self._previous, self._current):
             index = generation.get(key)
             if index is not None:

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from kvevents.hashing import sequence_hashes
 
-
 _NONE = np.empty(0, dtype=np.uint64)
 
 

@@ -87,7 +87,7 @@ class Inspection:
         for target in router.fleet.targets(router.fleet.of_model(routed.model)):
             size = target.view.beat.block_size
             held = router.catalog.match(IndexKey(routed.model, size), tokens.hashes(size)).as_dict()
-            blocks = 0 if target.handle is None else held.get(target.handle, 0)
+            blocks = held.get(target.handle, 0)
             rows.append(
                 {
                     "worker": target.key.worker,
@@ -185,15 +185,20 @@ class Inspection:
         }
 
     def _source(self, source: SourceView) -> dict[str, Any]:
-        held = 0 if source.handle is None else self._router.catalog.blocks_of(source.handle)
+        counters = source.counters
         return {
             "state": source.state,
+            "reason": source.reason,
             "trust": source.trust,
             "epoch": source.epoch,
             "seq": source.seq,
             "blocks": source.blocks,
-            "indexed_blocks": held,
+            "indexed_blocks": self._router.catalog.blocks_of(source.handle),
             "digest": source.digest,
             "gaps": source.gaps,
             "repairs": source.repairs,
+            "snapshots": counters.snapshots,
+            "restarts": counters.restarts,
+            "messages_applied": counters.applied,
+            "messages_rejected": dict(counters.rejected),
         }

@@ -34,8 +34,8 @@ class Match(NamedTuple):
     sources: NDArray[np.int64]
     depths: NDArray[np.int64]
 
-    def as_dict(self) -> dict[int | None, int]:
-        """Handle -> blocks; the key type allows to ask for a source that has no handle yet."""
+    def as_dict(self) -> dict[int, int]:
+        """Handle -> blocks."""
         return dict(zip(self.sources.tolist(), self.depths.tolist(), strict=True))
 
 

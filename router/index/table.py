@@ -337,11 +337,15 @@ def compile_all() -> None:
     """Compile or load every function above for the types in use, so that no request waits for it."""
     entries, old_entries = np.zeros((16, 2), dtype=np.uint64), np.zeros((16, 2), dtype=np.uint64)
     slots, old_slots = np.zeros(32, dtype=np.uint32), np.zeros(32, dtype=np.uint32)
-    meta, hashes = new_meta(), np.arange(4, dtype=np.uint64)
+    both = (entries, slots, old_entries, old_slots)
     owners, found, counts = np.zeros(64, np.int64), np.zeros((64, 2), np.int64), np.zeros(64, np.int64)
-    store(entries, slots, old_entries, old_slots, meta, hashes, 0)
-    match(entries, slots, old_entries, old_slots, meta, hashes, _ONE, owners, found)
-    remove(entries, slots, old_entries, old_slots, meta, hashes, 0)
+    meta, own = new_meta(), np.arange(4, dtype=np.uint64)
+    received = own.copy()
+    received.flags.writeable = False  # what a decoder hands out is a view of the message: another type to numba
+    for hashes in (own, received):
+        store(*both, meta, hashes, 0)
+        match(*both, meta, hashes, _ONE, owners, found)
+        remove(*both, meta, hashes, 0)
     drain(entries, slots, old_entries, meta, _ZERO, 16)
     sweep(entries, slots, meta, _ONE, 16)
     keys_of(entries, 0, _ONE)

@@ -68,7 +68,7 @@ class World:
             for worker in self.workers:
                 view = views().get(worker.name)
                 source = None if view is None else view.sources.get(0)
-                if source is None or source.handle is None:
+                if source is None:
                     return not worker.blocks
                 if self.router.catalog.blocks_of(source.handle) != len(worker.blocks):
                     return False
