@@ -1,0 +1,1 @@
+"""One module a subcommand, imported only when that subcommand is asked for."""

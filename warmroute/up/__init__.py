@@ -1,0 +1,1 @@
+"""Starts broker, workers and router as child processes, watches them, ends them."""
