@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_LINE = 1 << 20
@@ -21,19 +21,6 @@ Parse = Callable[[str], Event | None]
 """Reads one line of a child's standard output; None = an ordinary line, kept in the log."""
 
 
-class Ended(NamedTuple):
-    """How a child ended."""
-
-    child: "Child"
-    status: int
-    """Exit status, or minus the signal's number."""
-
-    def __str__(self) -> str:
-        if self.status < 0:
-            return f"{self.child.name} was ended by {signal.Signals(-self.status).name}"
-        return f"{self.child.name} ended with status {self.status}"
-
-
 class Child:
     """A process in a group of its own, so that a terminal's Ctrl-C reaches only the parent, which ends the
     children in order.  On Linux the kernel kills it when the parent dies, however that happens.
@@ -43,7 +30,7 @@ class Child:
         self.name = name
         self.log = log
         self.ready: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-        """Resolved by the first "ready" event; cancelled when the process ends before."""
+        """Resolved by the first "ready" event."""
         self._process = process
         self._reader: asyncio.Task[None] | None = None
 
@@ -56,13 +43,14 @@ class Child:
         log: Path,
         parse: Parse,
         on_event: Callable[[str, Event], None],
+        on_end: Callable[["Child", int], None],
         environ: Mapping[str, str] | None = None,
         merge_stderr: bool = False,
     ) -> "Child":
         """Start `command`; call from the main thread, since the kernel ties the child's life to that thread.
 
         Standard output is read line by line with `parse`; standard error goes to `log`, or with `merge_stderr`
-        the same way as standard output.
+        the same way as standard output.  `on_end` gets the exit status, or minus the number of the signal.
         """
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
@@ -76,7 +64,7 @@ class Child:
                 limit=_LONGEST_LINE,
             )
         child = cls(name, process, log)
-        child._reader = asyncio.create_task(child._read(parse, on_event))
+        child._reader = asyncio.create_task(child._follow(parse, on_event, on_end))
         return child
 
     @property
@@ -88,11 +76,6 @@ class Child:
     def running(self) -> bool:
         """Whether the process has not ended yet."""
         return self._process.returncode is None
-
-    async def ended(self) -> Ended:
-        """Wait for the end."""
-        status = await self._process.wait()
-        return Ended(self, status)
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL after `grace_s`; returns when the process is gone and its output is read."""
@@ -120,6 +103,12 @@ class Child:
             with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
                 os.killpg(self._process.pid, number)
 
+    async def _follow(
+        self, parse: Parse, on_event: Callable[[str, Event], None], on_end: Callable[["Child", int], None]
+    ) -> None:
+        await self._read(parse, on_event)
+        on_end(self, await self._process.wait())
+
     async def _read(self, parse: Parse, on_event: Callable[[str, Event], None]) -> None:
         assert self._process.stdout is not None
         with self.log.open("ab") as file:
@@ -138,8 +127,6 @@ class Child:
                 if event.get("event") == "ready" and not self.ready.done():
                     self.ready.set_result(event)
                 on_event(self.name, event)
-        if not self.ready.done():
-            self.ready.cancel()
 
 
 def _tied_to_parent() -> Callable[[], None] | None:

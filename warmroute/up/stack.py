@@ -3,15 +3,18 @@
 import asyncio
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from serving.config import ENV_PREFIX
 from warmroute.up import broker, ports
-from warmroute.up.child import Child, Ended, Event, Parse
+from warmroute.up.child import Child, Event, Parse
 from warmroute.up_config import UpConfig
+
+R = TypeVar("R")
 
 OnEvent = Callable[[str, Event], None]
 
@@ -19,8 +22,8 @@ _OWN_FILE = ENV_PREFIX + "CONFIG"
 """Names the settings of `up` itself; the children must not read it as theirs."""
 
 
-class StartError(Exception):
-    """A process ended, or was too slow, before everything was ready; `child` is that process."""
+class StackError(Exception):
+    """A process ended by itself, or was too slow to start; `child` is that process."""
 
     def __init__(self, message: str, child: Child) -> None:
         super().__init__(message)
@@ -35,6 +38,7 @@ class Stack:
         self.children: list[Child] = []
         self._folder = folder
         self._on_event = on_event
+        self._first_end: asyncio.Future[StackError] = asyncio.get_running_loop().create_future()
 
     @property
     def worker_names(self) -> list[str]:
@@ -45,26 +49,23 @@ class Stack:
         """Start everything; returns the router's address when every process has said that it is ready.
 
         The broker comes first, since the others connect to it; workers and router then start together.
-        Raises `StartError`, `BrokerMissing`.
+        Raises `StackError`, `BrokerMissing`.
         """
-        config = self.config
-        nats = await self._ready(
-            await self._spawn("broker", broker.command(config.nats_port), broker.LogReader(), merge_stderr=True)
-        )
-        router = await self._spawn("router", self._router_command(nats), read_event)
-        workers = [await self._spawn(name, self._worker_command(name, nats), read_event) for name in self.worker_names]
-        addresses = await asyncio.gather(*(self._ready(child) for child in (router, *workers)))
-        return addresses[0]
+        return await self.guard(self._start())
 
-    async def first_end(self) -> Ended:
-        """Wait until any process ends."""
-        waiting = [asyncio.create_task(child.ended()) for child in self.children]
+    async def guard(self, work: Coroutine[Any, Any, R]) -> R:
+        """The result of `work`, which is given up when a process ends: then raises `StackError`."""
+        task = asyncio.create_task(work)
+        either: set[asyncio.Future[Any]] = {task, self._first_end}
         try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise self._first_end.result()
+            return task.result()
         finally:
-            for task in waiting:
+            if not task.done():
                 task.cancel()
+                await asyncio.wait({task})
 
     async def stop(self, grace_s: float | None = None) -> None:
         """End every process, the router first so that no prompt meets a worker that is going, the broker last."""
@@ -82,23 +83,34 @@ class Stack:
     async def _spawn(self, name: str, command: list[str], parse: Parse, *, merge_stderr: bool = False) -> Child:
         environ = {key: value for key, value in os.environ.items() if key != _OWN_FILE}
         child = await Child.start(
-            name, command, log=self._folder / f"{name}.log", parse=parse, on_event=self._on_event,
+            name, command, log=self._folder / f"{name}.log", parse=parse, on_event=self._on_event, on_end=self._ended,
             environ=environ, merge_stderr=merge_stderr,
         )  # fmt: skip
         self.children.append(child)
         self._on_event(name, {"event": "started", "pid": child.pid})
         return child
 
+    async def _start(self) -> str:
+        config = self.config
+        nats = await self._ready(
+            await self._spawn("broker", broker.command(config.nats_port), broker.LogReader(), merge_stderr=True)
+        )
+        router = await self._spawn("router", self._router_command(nats), read_event)
+        workers = [await self._spawn(name, self._worker_command(name, nats), read_event) for name in self.worker_names]
+        addresses = await asyncio.gather(*(self._ready(child) for child in (router, *workers)))
+        return addresses[0]
+
     async def _ready(self, child: Child) -> str:
         try:
             event = await asyncio.wait_for(asyncio.shield(child.ready), self.config.start_timeout_s)
         except TimeoutError:
-            raise StartError(f"{child.name} was not ready after {self.config.start_timeout_s:g} s", child) from None
-        except asyncio.CancelledError:
-            if not child.ready.cancelled():
-                raise  # we are being stopped, not the child
-            raise StartError(str(await child.ended()), child) from None
+            raise StackError(f"{child.name} was not ready after {self.config.start_timeout_s:g} s", child) from None
         return str(event["address"])
+
+    def _ended(self, child: Child, status: int) -> None:
+        if not self._first_end.done():
+            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            self._first_end.set_result(StackError(f"{child.name} {how}", child))
 
     def _router_command(self, nats: str) -> list[str]:
         config = self.config
