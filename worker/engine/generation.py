@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 
@@ -14,11 +14,8 @@ from worker.engine.request import FinishReason, GenerationRequest, Output, Token
 from worker.engine.stop import StopStrings
 from worker.sampling import Row, Sampled, TokenHistory
 
-
-class OutputSink(Protocol):
-    """Where a generation's outputs go; called on the engine's thread, never blocks."""
-
-    def __call__(self, output: Output) -> None: ...
+OutputSink = Callable[[Output], None]
+"""Where a generation's outputs go; called on the engine's thread, must not block."""
 
 
 class Generation:
