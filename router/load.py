@@ -9,10 +9,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-RECENT_S = 30.0
-"""Time in which recent prefill work fades to 1/e: long against one prompt, short against a change of
-traffic.
-"""
+RECENT_S = 300.0
+"""Time in which recent prefill work fades to 1/e: about what a cache keeps, long against one prompt."""
 _SEEN_AFTER_S = 0.5
 """A promise older than this is surely part of a heartbeat that arrives now."""
 
@@ -29,8 +27,17 @@ class Account:
     """Work promised by this router to one incarnation of a source; all figures are >= 0."""
 
     __slots__ = (
-        "_computed", "_elsewhere_blocks", "_elsewhere_running", "_elsewhere_tokens", "_recent", "_recent_at",
-        "_waiting", "decode_blocks", "prefill_tokens", "requests",
+        "_computed",
+        "_decoding",
+        "_elsewhere_blocks",
+        "_elsewhere_running",
+        "_elsewhere_tokens",
+        "_recent",
+        "_recent_at",
+        "_waiting",
+        "decode_blocks",
+        "prefill_tokens",
+        "requests",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -38,6 +45,7 @@ class Account:
         self.prefill_tokens = 0
         self.decode_blocks = 0
         self._waiting: dict[int, tuple[float, int]] = {}
+        self._decoding = 0
         self._computed = 0
         self._elsewhere_tokens = 0
         self._elsewhere_blocks = 0
@@ -54,8 +62,15 @@ class Account:
 
     @property
     def pinned_blocks(self) -> int:
-        """Blocks held by requests in flight, ours and others'."""
+        """Distinct blocks held by requests in flight, ours and others'; prompts that share a prefix share
+        its blocks.
+        """
         return self.decode_blocks + self._elsewhere_blocks
+
+    @property
+    def decoding_blocks(self) -> int:
+        """Context that decode steps read: all blocks of each request that has begun to answer."""
+        return self._decoding + self._elsewhere_blocks
 
     @property
     def running(self) -> int:
@@ -84,14 +99,17 @@ class Account:
         self._recent = self.recent_tokens(now) + prefill_tokens
         self._recent_at = now
 
-    def _prefill_done(self, ticket: int) -> None:
-        _, tokens = self._waiting.pop(ticket, (0.0, 0))
-        self.prefill_tokens -= tokens
-        self._computed = max(0, self._computed - tokens)
+    def _prefill_done(self, ticket: int, context_blocks: int) -> None:
+        if ticket in self._waiting:
+            tokens = self._waiting.pop(ticket)[1]
+            self.prefill_tokens -= tokens
+            self._computed = max(0, self._computed - tokens)
+            self._decoding += context_blocks
 
-    def _done(self, decode_blocks: int) -> None:
+    def _done(self, decode_blocks: int, context_blocks: int) -> None:
         self.requests -= 1
         self.decode_blocks -= decode_blocks
+        self._decoding -= context_blocks
 
 
 class Reservation:
@@ -100,22 +118,23 @@ class Reservation:
     Every method may be called again, and in any order after `end`, without effect.
     """
 
-    __slots__ = ("_account", "_blocks", "_ended", "_ticket")
+    __slots__ = ("_account", "_blocks", "_context", "_ended", "_ticket")
 
-    def __init__(self, account: Account, ticket: int, decode_blocks: int) -> None:
-        self._account, self._ticket, self._blocks = account, ticket, decode_blocks
+    def __init__(self, account: Account, ticket: int, decode_blocks: int, context_blocks: int) -> None:
+        self._account, self._ticket = account, ticket
+        self._blocks, self._context = decode_blocks, context_blocks
         self._ended = False
 
     def first_byte(self) -> None:
         """The prefill is done."""
-        self._account._prefill_done(self._ticket)
+        self._account._prefill_done(self._ticket, self._context)
 
     def end(self) -> None:
         """The request is over, in whatever way."""
-        self._account._prefill_done(self._ticket)
         if not self._ended:
             self._ended = True
-            self._account._done(self._blocks)
+            self._account._prefill_done(self._ticket, self._context)
+            self._account._done(self._blocks, self._context)
 
 
 class LoadLedger:
@@ -135,13 +154,19 @@ class LoadLedger:
             account = self._accounts[key] = Account()
         return account
 
-    def reserve(self, key: SourceKey, *, prefill_tokens: int, decode_blocks: int) -> Reservation:
-        """Promise work to a source.  Negative figures count as 0."""
+    def reserve(
+        self, key: SourceKey, *, prefill_tokens: int, decode_blocks: int, context_blocks: int = 0
+    ) -> Reservation:
+        """Promise work to a source: tokens to prefill, blocks that come to be held, blocks of the whole
+        context.
+
+        Negative figures count as 0.
+        """
         self._tickets += 1
         account = self.account(key)
         blocks = max(0, decode_blocks)
         account._add(self._tickets, max(0, prefill_tokens), blocks, self._clock())
-        return Reservation(account, self._tickets, blocks)
+        return Reservation(account, self._tickets, blocks, max(0, context_blocks))
 
     def prune(self, known: set[SourceKey]) -> None:
         """Close the accounts of sources that are not known any more and owe nothing; the others stay until

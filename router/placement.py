@@ -110,10 +110,12 @@ class Placer:
         if tokens.ids is not None:
             key = IndexKey(model, prompt.block_size)
             self._predicted.add(key, target.handle, tokens.hashes(prompt.block_size), self._clock())
+        missing, size = decision.candidate.missing_tokens(prompt), prompt.block_size
         return self._ledger.reserve(
             target.key,
-            prefill_tokens=decision.candidate.missing_tokens(prompt),
-            decode_blocks=-(-prompt.tokens // prompt.block_size),
+            prefill_tokens=missing,
+            decode_blocks=-(-missing // size),
+            context_blocks=-(-prompt.tokens // size),
         )
 
     def _gather(
@@ -145,6 +147,7 @@ class Placer:
                     max(depth, expected.get(target.handle, 0)) if expected else depth,
                     account.queued_tokens,
                     account.pinned_blocks,
+                    account.decoding_blocks,
                     account.running,
                     account.recent_tokens(now),
                     beat.capacity_blocks,

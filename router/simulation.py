@@ -131,6 +131,7 @@ class Simulation:
             expected_blocks=overlap,
             queued_tokens=int(max(0.0, worker.free_at - self._now) * self._speed),
             decode_blocks=worker.pinned,
+            decoding_blocks=worker.pinned,
             running=len(worker.running),
             recent_tokens=worker.account.recent_tokens(self._now),
         )

@@ -40,7 +40,9 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     queued_tokens: int = 0
     """Prefill promised to the source and not yet done, by any router."""
     decode_blocks: int = 0
-    """Blocks pinned by requests in flight."""
+    """Distinct blocks pinned by requests in flight."""
+    decoding_blocks: int = 0
+    """Blocks of context over the requests that have begun to answer; shared ones count for each."""
     running: int = 0
     recent_tokens: float = 0.0
     """Prefill tokens given to the source lately, decayed (`router.load`)."""

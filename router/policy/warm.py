@@ -6,9 +6,9 @@ score = what is left to prefill after the hit
 
 Everything is in one unit, the time to prefill one token.  Waiting delays this prompt alone; computing also
 delays every prompt that queues behind it and displaces cached blocks, which matters as soon as there is a
-queue.  So *impatience* is 1 while most workers are idle (a hot prefix comes to a second worker exactly when
-waiting costs more than computing it again) and sinks as more of them have work queued: under load the hit
-is worth several times its own tokens.
+queue.  So *impatience* is 0.7 while most workers are idle (a hot prefix comes to a second worker when
+waiting there costs clearly more than computing it again) and sinks as more of them have work queued: under
+load a hit is worth several times its own tokens.
 """
 
 import random
@@ -24,11 +24,21 @@ OVERFLOW_COST = 4.0
 """Per token that the pool cannot hold beside what runs there: the prompt waits for others to finish, or
 pushes them out.
 """
-FAIR_SHARE = 0.15
-"""Part of the prompt that a worker with twice the mean of recent prefill, or more, is charged on top.
+FAIR_SHARE = 0.35
+"""Most of the prompt that a worker with more than its share of recent prefill is charged on top.
 
 Without it one worker takes every prompt while all are idle between prompts, for the sake of a short common
 prefix.
+"""
+FAIR_HISTORY = 2
+"""Prompts of history a worker that count as little: one prompt alone says nothing about shares."""
+SURPLUS = 0.2
+"""From this surplus over the mean on, with four times that history, the charge grows up to the whole
+prompt, so that the prefixes that make a worker hot come to others as well.
+"""
+MOST_IMPATIENCE = 0.7
+"""Below 1 even on an idle fleet: of two equally early answers, the one that computes less is better for all
+who come after.
 """
 LEAST_IMPATIENCE = 0.05
 """Impatience when half of the other workers or more have work queued."""
@@ -48,7 +58,7 @@ class Warm:
             recent += candidate.recent_tokens
             queued += candidate.queued_tokens > 0
         others_busy = max(0, queued - 1) / max(1, count - 1)
-        impatience = max(LEAST_IMPATIENCE, 1 - 2 * others_busy)
+        impatience = max(LEAST_IMPATIENCE, MOST_IMPATIENCE * (1 - 2 * others_busy))
         scores = tuple([_cost(prompt, candidate, recent / count, impatience) for candidate in candidates])
         pick, ties = lowest(scores, rng, within=prompt.block_size / 2)
         return _explain(prompt, candidates, scores, pick, ties)
@@ -57,15 +67,26 @@ class Warm:
 def _cost(prompt: Prompt, candidate: Candidate, mean_recent: float, impatience: float) -> float:
     """Expected time to first token on a candidate, in prefill tokens."""
     pinned = candidate.decode_blocks * prompt.block_size
-    waiting = candidate.queued_tokens + DECODE_SHARE * pinned
+    decoding = candidate.decoding_blocks * prompt.block_size
+    waiting = candidate.queued_tokens + DECODE_SHARE * decoding
     cost = candidate.missing_tokens(prompt) + impatience * waiting
     if candidate.capacity_blocks:
         room = candidate.capacity_blocks * prompt.block_size
         if pinned + prompt.tokens > room:
             cost += OVERFLOW_COST * (pinned + prompt.tokens - room)
-    if candidate.recent_tokens > mean_recent:
-        cost += FAIR_SHARE * prompt.tokens * min(1.0, candidate.recent_tokens / mean_recent - 1)
-    return cost
+    return cost + _fair_share(prompt, candidate.recent_tokens - mean_recent, mean_recent)
+
+
+def _fair_share(prompt: Prompt, excess: float, mean_recent: float) -> float:
+    """Charge for prefill taken lately above the mean, in prefill tokens; 0 for a worker below it."""
+    if excess <= 0:
+        return 0.0
+    history = FAIR_HISTORY * prompt.tokens
+    charge = FAIR_SHARE * min(1.0, excess / (mean_recent + history))
+    surplus = excess / (mean_recent + 4 * history) - SURPLUS
+    if surplus > 0:
+        charge += min(1.0, 5 * surplus)
+    return charge * prompt.tokens
 
 
 def _explain(

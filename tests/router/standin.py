@@ -5,7 +5,7 @@ that only remembers blocks.
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ class Received:
 
     path: str
     body: bytes
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     cached_tokens: int
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -134,10 +134,10 @@ class StandIn:
         body = json.loads(raw)
         behaviour = self.behaviour
         if behaviour == "503":
-            self.received.append(Received(request.path, raw, dict(request.headers), 0))
+            self.received.append(Received(request.path, raw, request.headers, 0))
             return web.json_response({"error": {"message": "full"}}, status=503)
         ids = _ids_of(body)
-        got = Received(request.path, raw, dict(request.headers), self.cache(ids))
+        got = Received(request.path, raw, request.headers, self.cache(ids))
         self.received.append(got)
         if behaviour == "die":
             _cut(request)

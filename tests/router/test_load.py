@@ -43,7 +43,7 @@ class LedgerPaths(RuleBasedStateMachine):
     )
     def reserve(self, worker: str, epoch: int, tokens: int, blocks: int) -> None:
         key = SourceKey(worker, 0, epoch)
-        made = self.ledger.reserve(key, prefill_tokens=tokens, decode_blocks=blocks)
+        made = self.ledger.reserve(key, prefill_tokens=tokens, decode_blocks=blocks, context_blocks=2 * blocks)
         self.open.append((made, max(0, tokens), max(0, blocks), False))
 
     @rule(data=st.data())
@@ -94,6 +94,8 @@ class LedgerPaths(RuleBasedStateMachine):
             made.end()
         if hasattr(self, "ledger"):
             assert self.ledger.totals() == (0, 0, 0)
+            for key in [SourceKey(worker, 0, 2) for worker in "abc"]:
+                assert self.ledger.account(key).decoding_blocks == 0
             self.ledger.prune(set())
             assert self.ledger.size == 0
 

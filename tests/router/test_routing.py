@@ -1,13 +1,12 @@
 """End to end through HTTP and NATS: where prompts go, what the headers say, what reaches the worker."""
 
+import asyncio
 import json
 from collections import Counter
 from typing import Any
 
-import pytest
-
-from .conftest import MakeWorld, World
-from .standin import MODEL, StandIn, chat_text, text_ids
+from .conftest import MakeWorld
+from .standin import MODEL, StandIn, chat_text, text_ids, until
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -109,10 +108,8 @@ async def test_route_takes_plain_token_ids(make_world: MakeWorld) -> None:
     assert (told["prompt_tokens"], told["prompt_blocks"]) == (100, 6)
 
 
-@pytest.mark.parametrize("count", [40])
-async def test_siblings_of_a_burst_meet_on_one_worker_before_any_event(make_world: MakeWorld, count: int) -> None:
-    import asyncio
-
+async def test_siblings_of_a_burst_meet_on_one_worker_before_any_event(make_world: MakeWorld) -> None:
+    count = 40
     world = await make_world(StandIn("a"), StandIn("b"))
     for worker in world.workers:
         worker.behaviour = "hold"
@@ -121,18 +118,12 @@ async def test_siblings_of_a_burst_meet_on_one_worker_before_any_event(make_worl
         asyncio.create_task(world.post("/v1/completions", {"model": MODEL, "prompt": prompt + f"{n:3}"}))
         for n in range(count)
     ]
-    await _received(world, count)
+    await until(lambda: sum(len(w.received) for w in world.workers) == count, f"{count} requests at the workers")
     for worker in world.workers:
         worker.release.set()
-    shares = Counter((await answer).headers["x-warmroute-worker"] for answer in asked)
+    shares = Counter([(await answer).headers["x-warmroute-worker"] for answer in asked])
     assert max(shares.values()) >= 0.9 * count
     await world.quiet()
-
-
-async def _received(world: World, count: int) -> None:
-    from .standin import until
-
-    await until(lambda: sum(len(w.received) for w in world.workers) == count, f"{count} requests at the workers")
 
 
 async def test_unknown_model_too_long_prompt_and_bad_bodies_are_told_in_openai_form(
