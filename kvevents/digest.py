@@ -7,14 +7,15 @@ removing a member changes the sum in O(1).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 from numpy.typing import NDArray
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-@njit("uint64(uint64[::1], uint64)", cache=True)
+# Hashes that were received are a read-only view of the message.
+@njit(types.uint64(types.Array(types.uint64, 1, "C", readonly=True), types.uint64), cache=True)
 def _sum_of_mixes(hashes, tier):  # type: ignore[no-untyped-def]
     total = np.uint64(0)
     offset = (tier + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
