@@ -48,9 +48,7 @@ class BlockSet:
         members = self._tiers.get(tier)
         return members.get(engine_hash) if members is not None else None
 
-    def store(
-        self, engine: NDArray[np.uint64], sequence: NDArray[np.uint64], tier: int = Tier.DEVICE
-    ) -> Change:
+    def store(self, engine: NDArray[np.uint64], sequence: NDArray[np.uint64], tier: int = Tier.DEVICE) -> Change:
         """Add members; a member that is stored again under another sequence hash takes the new one."""
         members = self._tiers.setdefault(tier, {})
         engine_ids, sequence_ids = engine.tolist(), sequence.tolist()

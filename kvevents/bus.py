@@ -118,7 +118,7 @@ class NatsBus:
                 await self._client.connect(
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
-                    reconnect_time_wait=random.uniform(*_RECONNECT_S),
+                    reconnect_time_wait=random.uniform(*_RECONNECT_S),  # type: ignore[arg-type]  # seconds, fractions too
                     ping_interval=_PING_S,
                     max_outstanding_pings=2,
                     reconnected_cb=self._reconnected,
@@ -126,7 +126,7 @@ class NatsBus:
                     disconnected_cb=self._disconnected,
                     **self._options,
                 )
-            except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
+            except (TimeoutError, OSError, nats.errors.Error) as error:
                 self.errors += 1
                 logger.debug("bus.connect_failed: %r", error)
                 await asyncio.sleep(random.uniform(*_RECONNECT_S))
@@ -169,7 +169,7 @@ class NatsBus:
         async def deliver(message: Msg) -> None:
             try:
                 subscription.handler(Incoming(message.subject, message.data, message.reply))
-            except Exception:  # noqa: BLE001 - a handler's fault must not end the subscription
+            except Exception:
                 self.handler_failures += 1
                 logger.exception("bus.handler_failed: %s", message.subject)
 
@@ -183,7 +183,7 @@ class NatsBus:
             raise TimeoutError(f"no answer on {subject}: the bus is not connected")
         try:
             reply = await self._client.request(subject, data, timeout=timeout_s)
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise TimeoutError(f"no answer on {subject} within {timeout_s} s: {error!r}") from None
         return reply.data
 
@@ -281,5 +281,3 @@ def _matches(pattern: list[str], tokens: list[str]) -> bool:
         if i >= len(tokens) or (part != "*" and part != tokens[i]):
             return False
     return len(pattern) == len(tokens)
-
-

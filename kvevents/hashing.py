@@ -10,23 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 from numpy.typing import NDArray
 
 from kvevents.xxh3 import xxh3_64
 
 CHAIN_SEED = 1337
 _MASK = 0xFFFFFFFFFFFFFFFF
+_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+"""Any bytes, writable or not: a message from the bus is read in place."""
 
 Tokens = Sequence[int] | NDArray[np.integer]
 
 
-@njit("uint64(uint8[::1], uint64)", cache=True)
+@njit(types.uint64(_BYTES, types.uint64), cache=True)
 def _hash_bytes(data, seed):  # type: ignore[no-untyped-def]
     return xxh3_64(data, 0, len(data), seed)
 
 
-@njit("void(uint8[::1], int64, uint64, uint64[::1])", cache=True)
+@njit(types.void(_BYTES, types.int64, types.uint64, types.uint64[::1]), cache=True)
 def _block_hashes(data, block_bytes, seed, out):  # type: ignore[no-untyped-def]
     for i in range(len(out)):
         out[i] = xxh3_64(data, i * block_bytes, block_bytes, seed)
@@ -47,7 +49,7 @@ def _chain(hashes, has_parent, parent):  # type: ignore[no-untyped-def]
 
 def hash_bytes(data: bytes, seed: int = 0) -> int:
     """XXH3-64 of some bytes."""
-    return int(_hash_bytes(np.frombuffer(bytearray(data), dtype=np.uint8), np.uint64(seed & _MASK)))
+    return int(_hash_bytes(np.frombuffer(data, dtype=np.uint8), np.uint64(seed & _MASK)))
 
 
 def seed(lora: str = "", salt: str = "") -> int:

@@ -133,9 +133,7 @@ class EventPublisher:
             parent_sequence = self._blocks.sequence_hash(parent)
             if parent_sequence is None:
                 self._reject("unknown_parent", f"stored: parent_hash {parent} was never stored, or is removed")
-        sequence = sequence_hashes(
-            tokens, self.block_size, lora=self._lora, salt=self._salt, parent=parent_sequence
-        )
+        sequence = sequence_hashes(tokens, self.block_size, lora=self._lora, salt=self._salt, parent=parent_sequence)
         with self._lock:
             for start in range(0, len(engine), _BLOCKS_PER_EVENT):
                 part = slice(start, start + _BLOCKS_PER_EVENT)
@@ -183,9 +181,7 @@ class EventPublisher:
 
     def _close(self) -> None:
         self._seq += 1
-        data = encode_message(
-            self.epoch, self._seq, time.time(), self._events, len(self._blocks), self._blocks.digest
-        )
+        data = encode_message(self.epoch, self._seq, time.time(), self._events, len(self._blocks), self._blocks.digest)
         self._events, self._event_bytes = [], 0
         self.messages += 1
         self._ring.append((self._seq, data))

@@ -60,8 +60,12 @@ class WorkerPlane:
     async def start(self) -> None:
         """Begin to publish, beat and answer."""
         loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._wake.set)
+
         for publisher in self._publishers:
-            publisher.on_message(lambda: loop.call_soon_threadsafe(self._wake.set))
+            publisher.on_message(wake)
             self._subscriptions.append(
                 await self._bus.subscribe(
                     control_subject(publisher.source),
@@ -186,10 +190,16 @@ class WorkerPlane:
         ] or [(0, np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint64))]
         return [
             control.SnapshotPart(
-                name, state.epoch, state.seq, state.blocks, state.digest, chunk, len(pieces),
-                tier, pack_hashes(engine), pack_hashes(sequence),
+                name,
+                state.epoch,
+                state.seq,
+                state.blocks,
+                state.digest,
+                chunk,
+                len(pieces),
+                tier,
+                pack_hashes(engine),
+                pack_hashes(sequence),
             )  # fmt: skip
             for chunk, (tier, engine, sequence) in enumerate(pieces)
         ]
-
-

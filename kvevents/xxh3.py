@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -178,9 +177,7 @@ def _long(data, at, length, seed):  # type: ignore[no-untyped-def]
     _accumulate(lanes, data, at + length - 64, secret, 192 - 64 - 7)
     h = np.uint64(length) * _P64_1
     for i in range(4):
-        h += _fold64(
-            lanes[2 * i] ^ _load64(secret, 11 + 16 * i), lanes[2 * i + 1] ^ _load64(secret, 19 + 16 * i)
-        )
+        h += _fold64(lanes[2 * i] ^ _load64(secret, 11 + 16 * i), lanes[2 * i + 1] ^ _load64(secret, 19 + 16 * i))
     return _avalanche(h)
 
 
