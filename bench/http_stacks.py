@@ -172,13 +172,21 @@ def figures(side: Side, direct: Side, baseline: Side) -> dict[str, Any]:
     """One candidate's row.  Added times and ratios are taken within a round, then the median over rounds."""
     row: dict[str, Any] = {name: round(side.median(name), 2) for name in side.rounds}
     for name in ("p50", "p99"):
-        pairs = zip(side.rounds[f"first_byte_{name}_ms"], direct.rounds[f"first_byte_{name}_ms"], strict=True)
+        key = f"first_byte_{name}_ms"
+        pairs = zip(side.rounds[key], direct.rounds[key], strict=True)
         row[f"added_{name}_ms"] = round(statistics.median(mine - bare for mine, bare in pairs), 2)
     for label, other in ((DIRECT, direct), (BASELINE, baseline)):
-        pairs = zip(side.rounds["requests_per_s"], other.rounds["requests_per_s"], strict=True)
-        row[f"requests_ratio_to_{label}"] = round(statistics.median(mine / its for mine, its in pairs), 3)
-    low, high = min(side.rounds["requests_per_s"]), max(side.rounds["requests_per_s"])
-    row["requests_per_s_range"] = [round(low), round(high)]
+        for ratio, key in (("requests", "requests_per_s"), ("p99", "first_byte_p99_ms")):
+            pairs = zip(side.rounds[key], other.rounds[key], strict=True)
+            row[f"{ratio}_ratio_to_{label}"] = round(statistics.median(mine / its for mine, its in pairs), 3)
+    row["range"] = {
+        key: [round(min(side.rounds[key]), 2), round(max(side.rounds[key]), 2)]
+        for key in ("requests_per_s", "first_byte_p99_ms", "spaced_cpu_us_per_event")
+    }
+    row["rounds_with_lower_p99_than_baseline"] = sum(
+        mine < its
+        for mine, its in zip(side.rounds["first_byte_p99_ms"], baseline.rounds["first_byte_p99_ms"], strict=True)
+    )
     for kind, seen in side.cancelled_s.items():
         known = [value for value in seen if value is not None]
         row[f"cancel_{kind}_ms"] = round(statistics.median(known) * 1e3, 2) if known else None
@@ -187,14 +195,14 @@ def figures(side: Side, direct: Side, baseline: Side) -> dict[str, Any]:
     return row
 
 
-def run(plan: Plan) -> dict[str, Any]:
+def run(plan: Plan, names: list[str]) -> dict[str, Any]:
     """Start everything, measure, end everything."""
     began_load = os.getloadavg()[0]
     started: list[Side] = []
     try:
         upstream = start("upstream")
         started.append(upstream)
-        for name in CANDIDATES:
+        for name in names:
             started.append(start(name, f"http://127.0.0.1:{upstream.port}"))  # noqa: PERF401 - each must be ended
         direct = Side(DIRECT, upstream.port, upstream.process)
         sides = [direct, *started[1:]]
@@ -241,11 +249,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rate", type=float, default=60.0, help="requests/s of the first-byte measurement")
+    parser.add_argument(
+        "--only", nargs="+", choices=CANDIDATES, default=list(CANDIDATES), metavar="STACK",
+        help=f"these beside {BASELINE}; of {', '.join(CANDIDATES)}",
+    )  # fmt: skip
     arguments = parser.parse_args()
     plan = Plan(arguments.rounds, 32, 20, 2.0, arguments.rate, 5.0, 4.0, 5)
     if arguments.quick:
         plan = Plan(1, 32, 20, 0.5, arguments.rate, 5.0, 1.0, 1)
-    result = run(plan)
+    result = run(plan, list(dict.fromkeys([BASELINE, *arguments.only])))
     if arguments.json:
         print(json.dumps(result))
         return
