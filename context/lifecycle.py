@@ -87,12 +87,13 @@ class Lifecycle:
         return None if ids is None else torch.from_numpy(np.asarray(ids, dtype=np.int32).copy())
 
     def _hidden_row(self) -> int:
-        """The row of a chunked request that did not run in this step, or -1."""
+        """The row of a chunked request that did not run in this step, or -1.
+
+        A free row keeps the id of who left it, so the place right of the rows says nothing while the request runs.
+        """
         total = self._state.total_request_count
         chunked = self._state.chunked_prefill_request_id
-        if chunked >= 0 and total < len(self._requests.ids) and self._requests.ids[total] == chunked:
-            return total
-        return -1
+        return total if chunked >= 0 and self._requests.find(chunked, total) < 0 else -1
 
     def _drop_finished(self, keep: NDArray[np.bool_]) -> int:
         """Release finished rows and close the holes with the survivors from the right; return the active count."""
