@@ -37,6 +37,8 @@ log = logs.get_logger(__name__)
 
 _UPKEEP_EVERY_S = 0.02
 _TIDY_EVERY_S = 1.0
+_BUS_WAIT_S = 1.0
+"""A router whose bus is away listens all the same after this time, and says on /ready what is missing."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,7 +102,7 @@ async def _assemble(config: RouterConfig, stack: AsyncExitStack) -> Router:
     clock, rng = time.monotonic, random.Random(config.seed)
     policy = policy_by_name(config.policy)
     compile_all()
-    bus = await NatsBus.connect(config.nats)
+    bus = await NatsBus.connect(config.nats, name="warmroute-router", wait_s=_BUS_WAIT_S)
     stack.push_async_callback(bus.close)
     session = serving_http.client_session()
     stack.push_async_callback(session.close)

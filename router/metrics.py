@@ -32,6 +32,7 @@ class RouterMetrics:
             "warmroute_router_decision_seconds", "Time to a decision by stage", ["stage"],
             buckets=MICRO_BUCKETS, registry=registry,
         )  # fmt: skip
+        self._stage = {name: self._stages.labels(name) for name in ("tokenize", "decide")}
         self._first_byte = Histogram(
             "warmroute_router_time_to_first_byte_seconds", "From the request to the answer's first byte",
             ["model"], buckets=LATENCY_BUCKETS, registry=registry,
@@ -74,7 +75,7 @@ class RouterMetrics:
         try:
             yield
         finally:
-            self._stages.labels(name).observe(perf_counter() - start)
+            self._stage[name].observe(perf_counter() - start)
 
     def answered(self, decision: "Decision", status: int, seconds: float) -> None:
         """An answer began: count it, its decision, its promised hit and its first byte."""

@@ -1,9 +1,12 @@
 """What the router reads of a client's request; everything else in the body passes through unread."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from serving.openai import OpenAIError
 
@@ -15,7 +18,7 @@ class _Body(msgspec.Struct):
     stream: bool | None = None
     messages: list[dict[str, Any]] | None = None
     prompt: Any = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[Any] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -39,7 +42,7 @@ class RoutedRequest:
     """Bytes of the body: the measure for what is long."""
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
-    token_ids: list[int] | None = None
+    token_ids: NDArray[np.uint32] | None = None
     why_unhashable: str | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -128,17 +131,24 @@ def _read_prompt(request: RoutedRequest, fields: _Body) -> None:
         )
 
 
-def _checked_ids(ids: list[Any], name: str) -> list[int]:
-    for position, token in enumerate(ids):
-        if type(token) is not int or not 0 <= token < 2**32:
-            raise OpenAIError(
-                400,
-                f"{name}[{position}] is {token!r}; a token id is a whole number from 0 to {2**32 - 1}.",
-                type="invalid_request_error",
-                code=None,
-                param=name,
-            )
-    return ids
+def _checked_ids(ids: list[Any], name: str) -> NDArray[np.uint32]:
+    """Token ids as an array; a whole array is checked at once, and only a bad one is searched for its first
+    fault.
+    """
+    if not ids:
+        return np.empty(0, np.uint32)
+    with suppress(ValueError, OverflowError):
+        array = np.array(ids)
+        if array.dtype.kind == "i" and array.ndim == 1 and array.min() >= 0 and array.max() < 2**32:
+            return array.astype(np.uint32)
+    position = next(i for i, token in enumerate(ids) if type(token) is not int or not 0 <= token < 2**32)
+    raise OpenAIError(
+        400,
+        f"{name}[{position}] is {ids[position]!r}; a token id is a whole number from 0 to {2**32 - 1}.",
+        type="invalid_request_error",
+        code=None,
+        param=name,
+    )
 
 
 def _has_media(content: Any) -> bool:

@@ -56,6 +56,8 @@ class StandIn:
         self.name, self.block_size, self.max_length = name, block_size, max_length
         self.features = list(features)
         self.behaviour = "ok"
+        self.behaviour_of_tokenize = 200
+        self.fingerprint = "bytes"
         self.state = "ready"
         self.received: list[Received] = []
         self.tokenize_calls = 0
@@ -100,7 +102,7 @@ class StandIn:
         return Beat(
             version=1, worker=self.name, model=MODEL, address=f"http://127.0.0.1:{self.port}",
             block_size=self.block_size, capacity_blocks=1000, max_sequence_length=self.max_length,
-            tokenizer="bytes", state=self.state, sent_at=time.time(), features=self.features,
+            tokenizer=self.fingerprint, state=self.state, sent_at=time.time(), features=self.features,
             sources=[SourceBeat(0, state.epoch, state.seq, state.blocks, state.digest, self.load)],
         )  # fmt: skip
 
@@ -125,6 +127,8 @@ class StandIn:
     async def tokenize(self, request: web.Request) -> web.Response:
         """The worker's own tokenizer over HTTP."""
         self.tokenize_calls += 1
+        if self.behaviour_of_tokenize != 200:
+            return web.Response(status=self.behaviour_of_tokenize)
         ids = _ids_of(await request.json())
         return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": self.max_length})
 

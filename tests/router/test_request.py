@@ -41,11 +41,18 @@ def test_splicing_refuses_what_is_not_an_object(body: bytes) -> None:
         with_token_ids(body, [1])
 
 
+def token_ids(body: bytes) -> list[int]:
+    ids = read_request(body).token_ids
+    assert ids is not None
+    return ids.tolist()
+
+
 def test_a_text_prompt_a_list_of_ids_and_a_batch_of_one_are_understood() -> None:
     assert read_request(b'{"model":"m","prompt":"hi"}').text == "hi"
-    assert read_request(b'{"model":"m","prompt":[1,2]}').token_ids == [1, 2]
+    assert token_ids(b'{"model":"m","prompt":[1,2]}') == [1, 2]
     assert read_request(b'{"model":"m","prompt":["hi"]}').text == "hi"
-    assert read_request(b'{"model":"m","prompt":[[1,2]]}').token_ids == [1, 2]
+    assert token_ids(b'{"model":"m","prompt":[[1,2]]}') == [1, 2]
+    assert token_ids(b'{"model":"m","messages":[],"prompt_token_ids":[4294967295]}') == [2**32 - 1]
 
 
 def test_a_batch_and_an_image_are_not_hashed_and_say_why() -> None:
@@ -65,6 +72,10 @@ def test_a_batch_and_an_image_are_not_hashed_and_say_why() -> None:
         (b'{"model":"m","prompt":[]}', "prompt"),
         (b'{"model":"m","prompt":[1,-2]}', "prompt[1]"),
         (b'{"model":"m","prompt":[1,"x"]}', "prompt[1]"),
+        (b'{"model":"m","prompt":[1,2.0]}', "prompt[1]"),
+        (b'{"model":"m","prompt":[1,[2]]}', "prompt[1]"),
+        (b'{"model":"m","prompt":[1,99999999999999999999]}', "prompt[1]"),
+        (b'{"model":"m","prompt":"x","prompt_token_ids":[4294967296]}', "prompt_token_ids[0]"),
         (b'{"model":"m","messages":"x"}', "$.messages"),
         (b"\xff\xfe", "not valid"),
     ],
