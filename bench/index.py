@@ -140,9 +140,7 @@ def measure_plain(blocks: np.ndarray, per_message: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run every layout and message size, print a table or one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chains", type=int, default=15, help="chains of 8,192 blocks per worker")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()

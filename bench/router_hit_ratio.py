@@ -21,21 +21,16 @@ def read_trace(path: Path) -> list[Arrival]:
     """All prompts of a trace, in file order."""
     rows = (json.loads(line) for line in path.read_text().splitlines() if line.strip())
     return [
-        Arrival(row["timestamp"] / 1000, row["input_length"], row["output_length"], row["hash_ids"])
-        for row in rows
+        Arrival(row["timestamp"] / 1000, row["input_length"], row["output_length"], row["hash_ids"]) for row in rows
     ]
 
 
 def main() -> None:
     """Run every policy at every size."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--policy", default=",".join(BUILT_IN), help="names, separated by commas")
-    parser.add_argument(
-        "--sizes", default="4x2000,8x500,8x2000,8x8000,16x2000", help="workers x blocks a worker"
-    )
+    parser.add_argument("--sizes", default="4x2000,8x500,8x2000,8x8000,16x2000", help="workers x blocks a worker")
     parser.add_argument("--speed", type=float, default=10_000, help="prefill tokens/s of a worker")
     parser.add_argument("--requests", type=int, help="only the first N")
     parser.add_argument("--json", action="store_true", help="print one list")

@@ -124,9 +124,7 @@ async def one(session: aiohttp.ClientSession, url: str, body: bytes) -> float:
     return first
 
 
-async def open_loop(
-    session: aiohttp.ClientSession, url: str, bodies: list[bytes], rate: float
-) -> list[float]:
+async def open_loop(session: aiohttp.ClientSession, url: str, bodies: list[bytes], rate: float) -> list[float]:
     """Requests at a fixed rate, whatever the answers do."""
     start, asked = time.perf_counter(), []
     for number, body in enumerate(bodies):
@@ -159,9 +157,7 @@ async def measure(worker: str, router: str, arguments: argparse.Namespace) -> di
             await open_loop(session, url, prompts(50, arguments.prompt_tokens), arguments.rate)
         for _ in range(2):
             for side, url in urls.items():
-                times[side] += await open_loop(
-                    session, url, prompts(count, arguments.prompt_tokens), arguments.rate
-                )
+                times[side] += await open_loop(session, url, prompts(count, arguments.prompt_tokens), arguments.rate)
         for _ in range(2):
             for side, url in urls.items():
                 bodies = prompts(500, arguments.prompt_tokens)
@@ -217,9 +213,7 @@ async def wait_ready(router: str) -> None:
 
 def main() -> None:
     """Start everything, measure, print, end everything."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=100.0, help="requests/s of the open loop")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the open loop, each side")
     parser.add_argument("--prompt-tokens", type=int, default=1000)
@@ -248,11 +242,7 @@ def main() -> None:
         for process in reversed(processes):
             process.terminate()
             process.wait(15)
-    print(
-        json.dumps(result)
-        if arguments.json
-        else "\n".join(f"{name:24} {value}" for name, value in result.items())
-    )
+    print(json.dumps(result) if arguments.json else "\n".join(f"{name:24} {value}" for name, value in result.items()))
 
 
 if __name__ == "__main__":

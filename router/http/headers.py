@@ -1,6 +1,7 @@
 """Names of the headers that the router reads and adds, and the values that tell of a decision."""
 
 from router.placement import Decision
+from serving.http import printable
 
 WORKER = "x-warmroute-worker"
 OVERLAP_BLOCKS = "x-warmroute-overlap-blocks"
@@ -16,11 +17,11 @@ RANK = "x-data-parallel-rank"
 def of_decision(decision: Decision) -> dict[str, str]:
     """Response headers for a decision."""
     return {
-        WORKER: decision.candidate.worker,
+        WORKER: printable(decision.candidate.worker, 256),
         OVERLAP_BLOCKS: str(decision.candidate.overlap_blocks),
         PROMPT_BLOCKS: str(decision.prompt.blocks),
         SCORE: f"{decision.score:.1f}",
-        REASON: reason(decision).encode("ascii", "replace").decode(),
+        REASON: printable(reason(decision), 1024),
     }
 
 
@@ -28,4 +29,4 @@ def reason(decision: Decision) -> str:
     """The policy's sentence, and why a prompt could not be hashed when it could not."""
     if decision.tokens.why_not is None:
         return decision.choice.reason
-    return f"{decision.choice.reason} ({decision.tokens.why_not})".replace("\n", " ")
+    return f"{decision.choice.reason} ({decision.tokens.why_not})"

