@@ -1,6 +1,7 @@
 """A plain torch loop over the worker's model without paging: the reference side of the engine benchmark (B4).
 
-What one writes in an afternoon: one `linear` a projection, a contiguous KV buffer for equally long sequences, `scaled_dot_product_attention`.  Same weights as the worker, no continuous batching, no prefix cache.
+What one writes in an afternoon: one `linear` a projection, a contiguous KV buffer for equally long sequences,
+`scaled_dot_product_attention`.  Same weights as the worker, no continuous batching, no prefix cache.
 
     python bench/plain_loop.py --threads 2
 """
@@ -56,9 +57,7 @@ class PlainLoop:
         for layer in range(self.config.layers):
             hidden = hidden + self._attend(layer, hidden, cos, sin)
             normed = self._norm(hidden, layer_name(layer, "post_attention_layernorm.weight"))
-            gate, up = (
-                self._linear(normed, layer_name(layer, f"mlp.{part}_proj")) for part in ("gate", "up")
-            )
+            gate, up = (self._linear(normed, layer_name(layer, f"mlp.{part}_proj")) for part in ("gate", "up"))
             hidden = hidden + self._linear(F.silu(gate) * up, layer_name(layer, "mlp.down_proj"))
         output = EMBEDDING if self.config.tied_embeddings else OUTPUT
         return F.linear(self._norm(hidden[:, -1], OUTPUT_NORM), self._weights[output])
@@ -143,9 +142,7 @@ def measure(
 
 def main() -> None:
     """Print the loop's speeds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="short name, .gguf file or checkpoint folder")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=2)
@@ -164,11 +161,7 @@ def main() -> None:
         "prefill_tokens_per_s": round(speeds.prefill, 1),
         **{f"decode_batch_{batch}_tokens_per_s": round(speed, 1) for batch, speed in speeds.decode.items()},
     }
-    print(
-        json.dumps(result)
-        if arguments.json
-        else "\n".join(f"{key:32} {value}" for key, value in result.items())
-    )
+    print(json.dumps(result) if arguments.json else "\n".join(f"{key:32} {value}" for key, value in result.items()))
 
 
 if __name__ == "__main__":

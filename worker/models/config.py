@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from context.config import TransformerConfig
+from context import TransformerConfig
 from worker.models.rotary import RopeScaling
 
 

@@ -115,9 +115,7 @@ class _Settings:
     def _architecture(self) -> str:
         names = self._values.get("architectures") or [None]
         if names[0] not in _ARCHITECTURES:
-            raise ModelLoadError(
-                f"{self._path}: architectures is {names}; supported are {', '.join(_ARCHITECTURES)}"
-            )
+            raise ModelLoadError(f"{self._path}: architectures is {names}; supported are {', '.join(_ARCHITECTURES)}")
         return names[0]
 
     def _refuse_unsupported(self) -> None:

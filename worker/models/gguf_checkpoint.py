@@ -68,9 +68,7 @@ class GGUFCheckpoint:
             kind = GGMLQuantizationType(entry.type)
             block, size = GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
-            raise ModelLoadError(
-                f"{self._path}: tensor {stored!r} has the unknown type {entry.type}"
-            ) from None
+            raise ModelLoadError(f"{self._path}: tensor {stored!r} has the unknown type {entry.type}") from None
         *outer, inner = entry.shape
         length = int(np.prod(outer)) * inner // block * size
         raw = self._data[entry.offset : entry.offset + length]

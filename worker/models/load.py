@@ -1,5 +1,6 @@
 """Loads a model: opens the checkpoint, checks that it is complete, fuses and places the weights."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ Progress = Callable[[str, float], None]
 """Called with what is being done and which fraction of all is done, 0 to 1."""
 
 _NAMES_SHOWN = 5
+_SPENDABLE_BYTES = 2 << 30
+"""Weights up to this size may be kept in two layouts where that is faster."""
 
 
 def load_model(
@@ -84,6 +87,8 @@ class _Loader:
         self._dtype = dtype
         self._device = device
         self._report = report
+        size = sum(math.prod(shape) for shape in self._shapes.values()) * dtype.itemsize
+        self._spend_memory = size <= _SPENDABLE_BYTES
 
     def weights(self) -> Weights:
         config = self._checkpoint.config
@@ -94,7 +99,9 @@ class _Loader:
             self._report("loading weights", layer / steps)
             layers.append(self._layer(layer))
         self._report("loading weights", config.layers / steps)
-        output = make_linear(embedding if config.tied_embeddings else self._take(OUTPUT))
+        output = make_linear(
+            embedding if config.tied_embeddings else self._take(OUTPUT), spend_memory=self._spend_memory
+        )
         return Weights(embedding, tuple(layers), self._take(OUTPUT_NORM), output)
 
     def _layer(self, layer: int) -> Layer:
@@ -117,9 +124,8 @@ class _Loader:
     def _fused(self, names: list[str], *, bias: bool = False) -> Linear:
         """One product that gives the outputs of several, side by side."""
         weight = torch.cat([self._take(f"{name}.weight") for name in names])
-        return make_linear(
-            weight, torch.cat([self._take(f"{name}.bias") for name in names]) if bias else None
-        )
+        biases = torch.cat([self._take(f"{name}.bias") for name in names]) if bias else None
+        return make_linear(weight, biases, spend_memory=self._spend_memory)
 
     def _take(self, name: str) -> torch.Tensor:
         tensor = self._checkpoint.tensor(name)

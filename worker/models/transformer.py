@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from context.config import TransformerConfig
+from context import TransformerConfig
 from worker.models.config import ModelConfig
 from worker.models.linear import Linear
 from worker.models.rotary import RotaryTable, rotate_
