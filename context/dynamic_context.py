@@ -308,11 +308,14 @@ class DynamicInferenceContext(ReferenceNames):
         )
 
     def append_key_value_cache(self, layer_number: int, key: Tensor, value: Tensor) -> None:
-        """Write the step's keys and values `[>= padded tokens, 1, kv heads, head_dim]` of a 1-based layer."""
+        """Write the step's keys and values `[tokens, 1, kv heads, head_dim]` of a 1-based layer.
+
+        `tokens` is at least the step's real tokens; padding beyond the step's padded tokens is ignored.
+        """
         from context.kernels import backend_for
 
         keys, values = self.kv_cache.layer(self._layer(layer_number))
-        count = self.step.padded.token_count
+        count = min(self.step.padded.token_count, key.shape[0])
         device = self.step.staging.device
         backend_for(self.device).append(
             key[:count, 0],

@@ -157,6 +157,10 @@ class EngineCore:
         context = self._context
         context.initialize_attention_state()
         input_ids, position_ids = context.current_input_and_position_ids()
+        if input_ids.device.type == "cpu":
+            # Padding is for kernels and graphs of fixed shape; on a CPU it would be computed for nothing.
+            real = context.active_token_count
+            input_ids, position_ids = input_ids[:, :real], position_ids[:, :real]
         began = time.perf_counter()
         logits = self._model.forward(input_ids, position_ids, context, logit_rows=context.last_token_rows())
         self.counters.forward_seconds += time.perf_counter() - began
