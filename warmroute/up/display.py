@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 
+_FILE_WIDTH = 140
+
+
 class Display:
     """On a terminal one moving line tells what is being waited for; elsewhere only lines that stay."""
 
     def __init__(self, *, results_on_stderr: bool) -> None:
-        self._progress = Console(stderr=True, highlight=False)
-        self._results = self._progress if results_on_stderr else Console(highlight=False)
+        self._progress = _console(stderr=True)
+        self._results = self._progress if results_on_stderr else _console(stderr=False)
         self._status: Status | None = None
         self._doing: dict[str, str] = {}
         self._started: dict[str, float] = {}
@@ -116,3 +119,11 @@ class Display:
     def _refresh(self) -> None:
         if self._status is not None and self._doing:
             self._status.update(Text(", ".join(f"{name}: {doing}" for name, doing in self._doing.items())))
+
+
+def _console(*, stderr: bool) -> Console:
+    """A terminal has its own width; a file or a pipe gets lines that a table fits in."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
