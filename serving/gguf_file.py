@@ -97,9 +97,7 @@ class _Cursor:
         self._at = 4
         version = self._u32()
         if version not in _VERSIONS:
-            raise GGUFError(
-                f"{self._path}: GGUF version {version} is not supported (little-endian 2 and 3 are)"
-            )
+            raise GGUFError(f"{self._path}: GGUF version {version} is not supported (little-endian 2 and 3 are)")
         tensor_count = self._u64()
         metadata: dict[str, Any] = {}
         for _ in range(self._count(self._u64(), least_bytes=13)):
@@ -128,9 +126,7 @@ class _Cursor:
     def _count(self, count: int, *, least_bytes: int) -> int:
         """`count`, if so many things can still follow: a corrupt length must not eat the memory."""
         if count * least_bytes > self._size - self._at:
-            raise GGUFError(
-                f"{self._path}: at byte {self._at}, {count} entries are announced but the file ends before"
-            )
+            raise GGUFError(f"{self._path}: at byte {self._at}, {count} entries are announced but the file ends before")
         return count
 
     def _string(self) -> str:
@@ -156,8 +152,6 @@ class _Cursor:
         count = self._u64()
         if kind == _STRING:
             return self._strings(self._count(count, least_bytes=8))
-        if kind == _ARRAY:
-            return [self._array(key) for _ in range(self._count(count, least_bytes=12))]
         scalar = _SCALARS.get(kind)
         if scalar is None:
             raise GGUFError(f"{self._path}: {key!r} is an array of the unknown value type {kind}")
@@ -168,14 +162,14 @@ class _Cursor:
 
     def _strings(self, count: int) -> list[str]:
         # The vocabulary goes through here: plain locals instead of `_string`.
-        data, at, unpack = self._data, self._at, _U64.unpack_from
+        data, size, at, unpack = self._data, self._size, self._at, _U64.unpack_from
         strings = []
         for _ in range(count):
             start = at + 8
             at = start + unpack(data, at)[0]
+            if at > size:
+                raise GGUFError(f"{self._path}: a string array runs past the end of the file")
             strings.append(data[start:at].decode("utf-8"))
-        if at > self._size:
-            raise GGUFError(f"{self._path}: a string array runs past the end of the file")
         self._at = at
         return strings
 

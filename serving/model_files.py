@@ -32,9 +32,7 @@ def resolve_model(spec: str) -> Path:
     path = Path(spec).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ModelFileError(
-                f"model {spec!r} is a file but no .gguf; give a .gguf file or a checkpoint folder"
-            )
+            raise ModelFileError(f"model {spec!r} is a file but no .gguf; give a .gguf file or a checkpoint folder")
         return path
     if path.is_dir():
         return _in_folder(path)
@@ -42,9 +40,7 @@ def resolve_model(spec: str) -> Path:
     if packaged is not None:
         return _in_wheel(spec, packaged)
     known = ", ".join(sorted(_PACKAGED))
-    raise ModelFileError(
-        f"model {spec!r} is neither an existing path nor one of the packaged models ({known})"
-    )
+    raise ModelFileError(f"model {spec!r} is neither an existing path nor one of the packaged models ({known})")
 
 
 def served_name(spec: str) -> str:

@@ -85,9 +85,7 @@ class BPETokenizer:
         **template_kwargs: Any,
     ) -> list[int]:
         """See `Tokenizer.encode_chat`."""
-        prompt = self.render_chat(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_kwargs
-        )
+        prompt = self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_kwargs)
         return self.encode(prompt)
 
 

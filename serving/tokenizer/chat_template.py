@@ -42,9 +42,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML, which would change the prompt.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
@@ -72,9 +70,7 @@ class ChatTemplate:
             try:
                 self._templates[name] = environment.from_string(source)
             except jinja2.TemplateSyntaxError as error:
-                raise ChatTemplateError(
-                    f"chat template {name!r}, line {error.lineno}: {error.message}"
-                ) from error
+                raise ChatTemplateError(f"chat template {name!r}, line {error.lineno}: {error.message}") from error
         self.sources = dict(sources)
 
     def render(
@@ -93,9 +89,7 @@ class ChatTemplate:
         try:
             return self._choose(bool(tools)).render(variables)
         except jinja2.TemplateError as error:
-            raise ChatTemplateError(
-                f"the model's chat template refused the messages: {error.message}"
-            ) from error
+            raise ChatTemplateError(f"the model's chat template refused the messages: {error.message}") from error
         except (
             TypeError,
             ValueError,
@@ -105,9 +99,7 @@ class ChatTemplate:
             ArithmeticError,
             RecursionError,
         ) as error:
-            raise ChatTemplateError(
-                f"the model's chat template failed: {type(error).__name__}: {error}"
-            ) from error
+            raise ChatTemplateError(f"the model's chat template failed: {type(error).__name__}: {error}") from error
 
     def _choose(self, with_tools: bool) -> jinja2.Template:
         if with_tools and "tool_use" in self._templates:
@@ -139,9 +131,7 @@ def _plain_content(place: int, content: Any) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         text = part.get("text") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(text, str):
-            raise ChatTemplateError(
-                f"messages[{place}].content[{at}] has type {kind!r}; this model takes text only"
-            )
+            raise ChatTemplateError(f"messages[{place}].content[{at}] has type {kind!r}; this model takes text only")
         texts.append(text)
     return "\n".join(texts)
 
@@ -156,6 +146,4 @@ def _plain_tool_call(call: Any) -> Any:
         parsed = json.loads(arguments)
     except ValueError:
         return call
-    return (
-        {**call, "function": {**call["function"], "arguments": parsed}} if isinstance(parsed, dict) else call
-    )
+    return {**call, "function": {**call["function"], "arguments": parsed}} if isinstance(parsed, dict) else call

@@ -49,8 +49,7 @@ def tokenizer_from_folder(folder: Path) -> BPETokenizer:
         TokenizerParts(
             encoder=encoder,
             pieces=[
-                piece.encode("utf-8") if token in added else to_bytes(piece)
-                for token, piece in enumerate(vocabulary)
+                piece.encode("utf-8") if token in added else to_bytes(piece) for token, piece in enumerate(vocabulary)
             ],
             special_token_ids=special,
             eos_token_ids=_end_ids(folder, ids.get(named["eos_token"])),
@@ -84,13 +83,10 @@ def _spelling(path: Path, decoder: Any) -> tuple[Any, bool]:
         return byte_level_bytes, False
     if "ByteFallback" in kinds or "Metaspace" in kinds:
         drops = any(step.get("type") == "Strip" and step.get("start", 0) > 0 for step in steps) or any(
-            step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never"
-            for step in steps
+            step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps
         )
         return sentencepiece_bytes, drops
-    raise TokenizerError(
-        f"{path}: decoder {kinds or decoder!r}; ByteLevel, ByteFallback and Metaspace are supported"
-    )
+    raise TokenizerError(f"{path}: decoder {kinds or decoder!r}; ByteLevel, ByteFallback and Metaspace are supported")
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -110,7 +106,10 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     if isinstance(configured, str):
         return {"default": configured}
     if isinstance(configured, list):
-        return {entry["name"]: entry["template"] for entry in configured}
+        try:
+            return {entry["name"]: entry["template"] for entry in configured}
+        except (KeyError, TypeError):
+            raise TokenizerError(f"{folder}: chat_template must be a string or a list of name and template") from None
     return {}
 
 
@@ -118,5 +117,8 @@ def _end_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
     found = set() if eos is None else {eos}
     for name in ("generation_config.json", "config.json"):
         value = _read_json(folder / name).get("eos_token_id")
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token, int) for token in values):
+            raise TokenizerError(f"{folder / name}: eos_token_id is {value!r}; a token id or a list of them is needed")
+        found.update(values)
     return tuple(sorted(found))

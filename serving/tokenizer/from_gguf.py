@@ -29,9 +29,9 @@ def tokenizer_from_gguf(path: Path) -> BPETokenizer:
     """
     header = read_header(path)
     split = _word_split(header)
-    vocabulary: list[str] = header.require("tokenizer.ggml.tokens", list)
-    merges: list[str] = header.require("tokenizer.ggml.merges", list)
-    types: list[int] = header.metadata.get("tokenizer.ggml.token_type") or [1] * len(vocabulary)
+    vocabulary = _strings(header, "tokenizer.ggml.tokens")
+    merges = _strings(header, "tokenizer.ggml.merges")
+    types = header.metadata.get("tokenizer.ggml.token_type", [1] * len(vocabulary))
     if len(types) != len(vocabulary):
         raise TokenizerError(f"{path}: {len(types)} token types for {len(vocabulary)} tokens")
     special = frozenset(token for token, kind in enumerate(types) if kind == _CONTROL)
@@ -45,7 +45,7 @@ def tokenizer_from_gguf(path: Path) -> BPETokenizer:
                 for token, piece in enumerate(vocabulary)
             ],
             special_token_ids=special,
-            eos_token_ids=_end_ids(header.metadata, vocabulary, special),
+            eos_token_ids=_end_ids(header, vocabulary, special),
             bos_token_id=_token_id(header, "bos_token_id", vocabulary),
             chat=ChatTemplate(templates, _named_tokens(header, vocabulary)),
             fingerprint=fingerprint(vocabulary, merges, special, templates),
@@ -70,6 +70,14 @@ def _word_split(header: GGUFHeader) -> WordSplit:
     return split
 
 
+def _strings(header: GGUFHeader, key: str) -> list[str]:
+    values = header.require(key, list)
+    # Arrays of GGUF are of one type, so the first entry tells.
+    if values and not isinstance(values[0], str):
+        raise TokenizerError(f"{header.path}: {key} holds {type(values[0]).__name__}, not strings")
+    return values
+
+
 def _encoder(
     header: GGUFHeader,
     split: WordSplit,
@@ -82,9 +90,7 @@ def _encoder(
     for place, merge in enumerate(merges):
         left, separator, right = merge.partition(" ")
         if not separator or not left or not right:
-            raise TokenizerError(
-                f"{header.path}: tokenizer.ggml.merges[{place}] is {merge!r}, not 'left right'"
-            )
+            raise TokenizerError(f"{header.path}: tokenizer.ggml.merges[{place}] is {merge!r}, not 'left right'")
         pairs.append((left, right))
     ids = {piece: token for token, piece in enumerate(vocabulary)}
     try:
@@ -103,9 +109,7 @@ def _encoder(
     return encoder
 
 
-def _add_frame(
-    encoder: tokenizers.Tokenizer, header: GGUFHeader, split: WordSplit, vocabulary: list[str]
-) -> None:
+def _add_frame(encoder: tokenizers.Tokenizer, header: GGUFHeader, split: WordSplit, vocabulary: list[str]) -> None:
     """What `add_special_tokens` puts before and after a text."""
     bos = _token_id(header, "bos_token_id", vocabulary)
     eos = _token_id(header, "eos_token_id", vocabulary)
@@ -120,13 +124,13 @@ def _add_frame(
 def _token_id(header: GGUFHeader, name: str, vocabulary: list[str]) -> int | None:
     key = f"tokenizer.ggml.{name}"
     value = header.metadata.get(key)
-    if value is not None and not 0 <= value < len(vocabulary):
+    if value is not None and not (isinstance(value, int) and 0 <= value < len(vocabulary)):
         raise TokenizerError(f"{header.path}: {key} is {value}, but there are {len(vocabulary)} tokens")
     return value
 
 
-def _end_ids(metadata: dict[str, Any], vocabulary: list[str], special: frozenset[int]) -> tuple[int, ...]:
-    named = {metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS}
+def _end_ids(header: GGUFHeader, vocabulary: list[str], special: frozenset[int]) -> tuple[int, ...]:
+    named = {_token_id(header, key, vocabulary) for key in _END_KEYS}
     usual = {token for token in special if vocabulary[token] in _END_PIECES}
     return tuple(sorted(token for token in named | usual if token is not None))
 

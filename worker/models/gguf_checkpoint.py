@@ -1,5 +1,6 @@
 """Reads a model from a GGUF file: shape from the metadata, tensors dequantised one at a time."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,10 @@ class GGUFCheckpoint:
             block, size = GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
             raise ModelLoadError(f"{self._path}: tensor {stored!r} has the unknown type {entry.type}") from None
+        if not entry.shape:
+            raise ModelLoadError(f"{self._path}: tensor {stored!r} has no dimensions")
         *outer, inner = entry.shape
-        length = int(np.prod(outer)) * inner // block * size
+        length = math.prod(outer) * (inner // block) * size
         raw = self._data[entry.offset : entry.offset + length]
         if raw.size != length or inner % block:
             raise ModelLoadError(f"{self._path}: tensor {stored!r} is cut off at byte {self._data.size}")
