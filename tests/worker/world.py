@@ -1,17 +1,22 @@
 """The small worlds that the worker's tests live in: a tiny random model, engines over it, collected outputs."""
 
+import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import torch
 from safetensors.torch import save_file
 
 from context import DynamicInferenceContext, InferenceConfig, PrefixCachingEvictionPolicy
+from serving.sse import SSEParser
 from serving.tokenizer import Tokenizer
 from worker.engine import EngineCore, FinishReason, GenerationRequest, Limits, Output
+from worker.main import Running
 from worker.models import Model, load_model
 from worker.models.checkpoint import expected_shapes
 from worker.models.folder_checkpoint import FolderCheckpoint
@@ -72,6 +77,7 @@ class Failing:
 
     def __init__(self, model: Model, should_fail: Callable[[DynamicInferenceContext], bool]) -> None:
         self._model, self._should_fail = model, should_fail
+        self.config = model.config
         self.failed = 0
 
     def forward(self, input_ids: Any, position_ids: Any, context: Any, logit_rows: Any = None) -> torch.Tensor:
@@ -79,6 +85,22 @@ class Failing:
             self.failed += 1
             raise RuntimeError("the device is on fire")
         return self._model.forward(input_ids, position_ids, context, logit_rows)
+
+
+class Scripted:
+    """A model that says given tokens: after a prompt of `prompt_length` tokens `script[0]`, and so on."""
+
+    def __init__(self, model: Model, prompt_length: int, script: list[int]) -> None:
+        self.config = model.config
+        self._prompt_length, self._script = prompt_length, script
+
+    def forward(self, input_ids: Any, position_ids: Any, context: Any, logit_rows: Any = None) -> torch.Tensor:
+        places = (position_ids[0][logit_rows] + 1 - self._prompt_length).tolist()
+        logits = torch.zeros(1, len(places), self.config.vocab)
+        for row, place in enumerate(places):
+            if 0 <= place < len(self._script):
+                logits[0, row, self._script[place]] = 50.0
+        return logits
 
 
 class EngineWorld:
@@ -167,3 +189,70 @@ def prompt_of(length: int, seed: int = 0, vocabulary: int = 49152) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     tokens: list[int] = torch.randint(1000, vocabulary, (length,), generator=generator).tolist()
     return tokens
+
+
+class Served:
+    """A running worker seen from outside."""
+
+    def __init__(self, running: Running, session: aiohttp.ClientSession) -> None:
+        self.worker = running.worker
+        self.address = running.address
+        self.session = session
+
+    @property
+    def model(self) -> str:
+        return self.worker.model
+
+    @property
+    def free_blocks(self) -> int:
+        load = self.worker.engine.load
+        return load.total_blocks - load.used_blocks
+
+    async def post(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of a POST; the model is filled in."""
+        async with self.session.post(self.address + path, json={"model": self.model} | body) as response:
+            return response.status, await response.json()
+
+    async def complete(self, prompt: Any, **body: Any) -> dict[str, Any]:
+        """A completion that succeeds; greedy unless said otherwise."""
+        status, answer = await self.post("/v1/completions", **({"prompt": prompt, "temperature": 0} | body))
+        assert status == 200, answer
+        return answer
+
+    async def refused(self, path: str, **body: Any) -> dict[str, Any]:
+        """The error of a POST that is refused, its status included."""
+        status, answer = await self.post(path, **body)
+        assert status >= 400, answer
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+        return answer["error"] | {"status": status}
+
+    async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The chunks of a stream, which must end as OpenAI's do."""
+        parser, events = SSEParser(), []
+        payload = {"model": self.model, "stream": True} | body
+        async with self.session.post(self.address + path, json=payload) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            async for data in response.content.iter_any():
+                events += parser.feed(data)
+        assert events[-1].is_done
+        chunks = [json.loads(event.data) for event in events[:-1]]
+        assert len({chunk["id"] for chunk in chunks}) == 1
+        return chunks
+
+    async def idle(self) -> None:
+        """Wait until the engine has nothing left to do and has said so."""
+        engine = self.worker.engine
+        await until(lambda: not engine.core.has_work and not engine.load.used_blocks, "the engine is idle")
+
+    async def running(self, count: int = 1) -> None:
+        """Wait until so many requests run."""
+        await until(lambda: self.worker.engine.load.running >= count, f"{count} requests run")
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Poll a condition that has no event of its own.  Raises AssertionError that says what did not happen."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(0.002)

@@ -67,7 +67,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Requests that wait for admission, those that the thread has not seen yet included."""
-        return self.core.load.waiting + self._inbox.unseen
+        return self._inbox.waiting
 
     @property
     def undelivered(self) -> int:
@@ -102,7 +102,7 @@ class Engine:
         idle = not self.core.has_work
         if idle and self._debug:
             self._check_integrity()
-        received = self._inbox.receive(inside=self.core.scheduler.waiting_count, wait=idle)
+        received = self._inbox.receive(wait=idle)
         self._turned_at = time.monotonic()
         return received
 
@@ -112,11 +112,16 @@ class Engine:
                 self.core.add(generation)
             if received.aborted:
                 self.core.abort(received.aborted)
+                self._settle()
             self.core.step()
         except Exception as error:  # the bookkeeping is in an unknown state: give up its requests, serve on
             log.exception("engine.reset")
             self.core.reset(f"the engine was reset: {type(error).__name__}")
+        self._settle()
         self._delivery.flush()
+
+    def _settle(self) -> None:
+        self._inbox.settle(self.core.scheduler.waiting_count)
 
     def _check_integrity(self) -> None:
         try:
@@ -126,7 +131,7 @@ class Engine:
             log.exception("engine.integrity")
 
     def _end(self) -> None:
-        received = self._inbox.receive(inside=0, wait=False)
+        received = self._inbox.receive(wait=False)
         for generation in received.generations:
             self.core.add(generation)
         self.core.abort([generation.number for generation in self.core.scheduler.everything()])

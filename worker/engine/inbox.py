@@ -21,8 +21,8 @@ class Received(NamedTuple):
 class Inbox:
     """Holds what the engine has not seen yet.
 
-    `limit` bounds the generations that are submitted and not yet `admitted`, those inside the engine included; a
-    cancellation is never refused.
+    `limit` bounds the generations that are submitted and not yet in the batch, those that wait inside the engine
+    included; a cancellation is never refused.
     """
 
     def __init__(self, limit: int) -> None:
@@ -35,9 +35,10 @@ class Inbox:
         self._closed = False
 
     @property
-    def unseen(self) -> int:
-        """Generations that the engine has not seen yet."""
-        return len(self._generations)
+    def waiting(self) -> int:
+        """Generations that are submitted and, as far as the engine has said, not yet in the batch."""
+        with self._condition:
+            return len(self._generations) + self._inside
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Hand over several generations, all or none.
@@ -67,12 +68,17 @@ class Inbox:
             self._closed = True
             self._condition.notify()
 
-    def receive(self, *, inside: int, wait: bool) -> Received:
-        """Everything that came in; `wait` sleeps until there is something.  `inside` is what waits in the engine."""
+    def receive(self, *, wait: bool) -> Received:
+        """Everything that came in; `wait` sleeps until there is something."""
         with self._condition:
             if wait:
                 self._condition.wait_for(lambda: self._generations or self._aborted or self._closed)
             received = Received(self._generations, self._aborted, self._closed)
             self._generations, self._aborted = [], []
-            self._inside = inside + len(received.generations)
+            self._inside += len(received.generations)
             return received
+
+    def settle(self, inside: int) -> None:
+        """The engine says how many of those that it received still wait."""
+        with self._condition:
+            self._inside = inside
