@@ -54,6 +54,10 @@ types: $(DEV) ## mypy over the packages
 imports: $(DEV) ## which package may import which
 	@$(BIN)/lint-imports
 
+.PHONY: docs
+docs: $(DEV) ## write the pages that are generated from the code
+	@$(BIN)/python docs/generate_configuration.py
+
 .PHONY: check
 check: lint types imports test ## lint, types, imports and tests
 
