@@ -50,18 +50,19 @@ def add_request(
             f"prefill_chunk_length of request {req.request_id} is {chunk}; "
             f"{remaining} prompt tokens remain, so it must be in 1..{remaining}"
         )
-    continues = _check_chunk_order(context, req)
+    continues = _check_chunk_order(context, req, chunk)
     match = compute_prefix_match(context.kv_block_allocator, req, chunk, context.block_size_tokens)
     _check_room(context, req, chunk, match)
     fresh = _take_blocks(context, req, match)
     _write_row(context, req, chunk, match, fresh, continues=continues)
 
 
-def _check_chunk_order(context: DynamicInferenceContext, req: DynamicInferenceRequest) -> bool:
+def _check_chunk_order(context: DynamicInferenceContext, req: DynamicInferenceRequest, chunk: int) -> bool:
     """Whether this is a later chunk of the hidden chunked row.
 
     Raises:
-        ValueError: another prompt is only partly in, or the context does not hold this prompt's earlier chunks.
+        ValueError: the context does not hold this prompt's earlier chunks, or holds the request already.
+        RequestOverflowError: another prompt is only partly in.
     """
     chunked = context.state.chunked_prefill_request_id
     hidden = chunked >= 0 and context.get_index_of_chunked_prefill_request() < 0
@@ -76,6 +77,10 @@ def _check_chunk_order(context: DynamicInferenceContext, req: DynamicInferenceRe
         hidden and chunked == req.request_id
     ):
         raise ValueError(f"request {req.request_id} is in the context already; use another request_id")
+    if chunked >= 0 and chunk < req.remaining_prompt_length:
+        raise RequestOverflowError(
+            req.request_id, f"request {chunked} is only partly in, and only one may be at a time: add its chunks first"
+        )
     return False
 
 

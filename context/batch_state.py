@@ -17,7 +17,7 @@ class BatchState:
     active_token_count: int = 0
     num_prefill_requests: int = 0
     chunked_prefill_request_id: int = -1
-    """The request whose prompt is in the context only in part; -1: none.  Between steps its row is hidden at `total`."""
+    """The request whose prompt is only partly in; -1: none.  Between steps its row is hidden at `total`."""
     paused_tokens: NDArray[np.int64] | None = None
     """The sampled next token of each paused row, kept between steps."""
 

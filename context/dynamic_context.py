@@ -332,7 +332,7 @@ class DynamicInferenceContext(ReferenceNames):
         return keys, values, self.step.metadata.block_table
 
     def attention(self, layer_number: int, query: Tensor, scale: float | None = None) -> Tensor:
-        """Causal attention of the step's tokens `[padded tokens, 1, heads, head_dim]` over the cache; same shape back."""
+        """Causal attention of the step's tokens `[padded tokens, 1, heads, head_dim]` over the cache; same shape."""
         keys, values = self.kv_cache.layer(self._layer(layer_number))
         factor = scale if scale is not None else query.shape[-1] ** -0.5
         return paged_attention_step(self.step.metadata, query, keys, values, factor)
@@ -411,6 +411,23 @@ class DynamicInferenceContext(ReferenceNames):
         total = self.state.total_request_count
         rows = np.flatnonzero(self.requests.in_prefill[:total] == 1)
         return remove_rows(self, rows, include_hidden=False)
+
+    def release_stalled(self) -> list[int]:
+        """Break a stand-off: no row is active, and what is held (a hidden chunk, paused rows) waits for each other.
+
+        The engine calls it when it could admit nothing and no row is active.  The partly admitted prompt leaves first,
+        since it has answered nothing yet; then paused rows resume, the right-most leaving until one can run.
+
+        Returns:
+            The ids that left; the caller restarts those requests at the head of its queue.
+        """
+        if self.get_active_request_count():
+            return []
+        left: list[int] = []
+        if self.state.chunked_prefill_request_id >= 0:
+            left = self.remove_requests([self.state.chunked_prefill_request_id])
+        evicted = self.lifecycle.wake_paused()
+        return left + ([] if evicted is None else evicted.tolist())
 
     def remove_requests(self, request_ids: Sequence[int]) -> list[int]:
         """Take requests out between two steps, wherever their rows are; return the ids that were found."""

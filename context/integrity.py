@@ -56,7 +56,8 @@ def _check_rows(context: DynamicInferenceContext) -> None:
     for row in _rows_in_use(context):
         count = int(requests.block_counts[row])
         table = requests.block_table[row]
-        assert (table[:count] >= 0).all() and (table[count:] == -1).all(), f"block table of row {row} is wrong"
+        assert (table[:count] >= 0).all(), f"the block table of row {row} has a hole"
+        assert (table[count:] == -1).all(), f"the block table of row {row} goes on behind its {count} blocks"
         assert requests.last_blocks[row] == table[count - 1], f"last block of row {row} is wrong"
         length = int(requests.kv_offsets[row] + requests.query_lengths[row])
         expected = (count - 1) * bs + int(requests.last_offsets[row]) + 1

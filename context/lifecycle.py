@@ -284,10 +284,22 @@ class Lifecycle:
             self.resume(0, None)
         return evicted
 
+    def wake_paused(self) -> NDArray[np.int32] | None:
+        """With no row active: resume paused rows, evicting the right-most until one can run; return the evicted ids."""
+        state = self._state
+        assert state.active_request_count == 0, "rows are active; they will free or find blocks themselves"
+        if state.paused_tokens is None:
+            return None
+        self._next_tokens = state.paused_tokens
+        self.resume(0, None)
+        evicted = self._keep_something_active(None, -1)
+        self._advance()
+        return evicted
+
     # -- closing the step ------------------------------------------------------------------------------------------
 
     def _hide_chunk(self, hidden: int) -> None:
-        """Take the chunked row out of the active region, to the place right of it, where it waits for its next chunk."""
+        """Take the chunked row out of the active region, to the place right of it, until its next chunk."""
         state = self._state
         if state.chunked_prefill_request_id < 0:
             return

@@ -47,7 +47,7 @@ class SamplingParams:
         assert self.num_tokens_total is not None
         if self.num_tokens_total < prompt_length:
             raise ValueError(
-                f"SamplingParams.num_tokens_total ({self.num_tokens_total}) is below the prompt's length ({prompt_length})"
+                f"SamplingParams.num_tokens_total ({self.num_tokens_total}) is below the prompt ({prompt_length})"
             )
         return self.num_tokens_total - prompt_length
 
