@@ -23,5 +23,5 @@ def get_mem_size_str(n_bytes: int) -> str:
         return f"{n_bytes} bytes"
     value = n_bytes / 1024**unit
     if value >= 999.5:
-        return f"{int(value)} {_UNITS[unit]}"
+        return f"{n_bytes // 1024**unit} {_UNITS[unit]}"
     return f"{value:.3g} {_UNITS[unit]}"
