@@ -105,7 +105,8 @@ class Display:
 
     def how_to_try(self, router: str, model: str) -> None:
         """A command line to copy."""
-        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is a cache?"}]})
+        question = [{"role": "user", "content": "What is a cache?"}]
+        body = json.dumps({"model": model, "messages": question, "max_tokens": 60})
         command = f"curl -i {router}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
         self._results.print(Text(f"\ntry it:  {command}\nCtrl-C ends everything."), soft_wrap=True)
 
