@@ -1,10 +1,11 @@
-"""The router's side of the bus: discovers workers by their beats, keeps one `Source` each, and repairs what is wrong."""
+"""The router's side of the bus: discovers workers by their beats, follows their sources, repairs what is wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from kvevents.messages import RejectedMessage, decode_message
 from kvevents.sink import IndexSink
 from kvevents.source import Source, State, Trust
 from kvevents.subjects import BEATS_ALL, EVENTS_ALL, parse_events_subject
-from kvevents.types import PROTOCOL_VERSION, Beat, SourceId, decode_beat
+from kvevents.types import PROTOCOL_VERSION, Beat, SourceBeat, SourceId, decode_beat
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +98,16 @@ class EventConsumer:
         self.rejected: Counter[str] = Counter()
         """What arrived and was not used, by reason; sources count their own."""
         self.repair_failures: Counter[str] = Counter()
+        self.internal_errors = 0
+        """Failures of our own, or of `on_change`, that would have ended the plane."""
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Subscribe, and begin to follow."""
         self._subscriptions = [
-            await self._bus.subscribe(EVENTS_ALL, self._event_arrived),
-            await self._bus.subscribe(BEATS_ALL, self._beat_arrived),
+            await self._bus.subscribe(EVENTS_ALL, lambda incoming: self._guarded(self._event_arrived, incoming)),
+            await self._bus.subscribe(BEATS_ALL, lambda incoming: self._guarded(self._beat_arrived, incoming)),
         ]
         self._bus.on_reconnect(self._reconnected)
         self._ticker = asyncio.create_task(self._tick_forever())
@@ -159,11 +162,19 @@ class EventConsumer:
 
     # -- arrivals --------------------------------------------------------------------------------------------------
 
+    def _guarded(self, step: Callable[..., None], *arguments: object) -> None:
+        """Run a step; the plane goes on whatever happens in it."""
+        try:
+            step(*arguments)
+        except Exception:
+            self.internal_errors += 1
+            logger.exception("consumer.internal_error")
+
     def _event_arrived(self, incoming: Incoming) -> None:
         self.messages += 1
         source = None
         try:
-            _, source_id = parse_events_subject(incoming.subject)
+            model, source_id = parse_events_subject(incoming.subject)
             source = self._by_source.get(source_id)
             message = decode_message(incoming.data)
         except RejectedMessage as error:
@@ -178,6 +189,9 @@ class EventConsumer:
         if source is None:
             # Its worker's next heartbeat opens it, and the first repair brings what this message said.
             self.rejected["unknown_source"] += 1
+            return
+        if source.model != model:
+            self.rejected["model"] += 1
             return
         source.hear(message, self._clock())
         self._after(source)
@@ -198,6 +212,9 @@ class EventConsumer:
         if view is None:
             view = self._workers[beat.worker] = WorkerView(beat, now, self._lease_s)
             logger.info("worker.found: %s at %s", beat.worker, beat.address)
+        if beat.state == "stopped" and self._is_late(view, beat):
+            self.rejected["late_beat"] += 1
+            return
         view.beat, view.heard_at, view.alive = beat, now, True
         if beat.state == "stopped":
             self._forget(view)
@@ -208,13 +225,22 @@ class EventConsumer:
     def _problem_with(self, beat: Beat) -> str | None:
         if beat.version != PROTOCOL_VERSION:
             return "beat_version"
-        if beat.block_size < 1 or len(beat.sources) > _MAX_RANKS:
+        if beat.block_size < 1 or len(beat.sources) > _MAX_RANKS or not math.isfinite(beat.sent_at):
             return "beat_range"
-        if any(not 0 <= s.epoch < 2**64 or not 0 <= s.digest < 2**64 for s in beat.sources):
+        if any(not _in_range(entry) for entry in beat.sources):
             return "beat_range"
+        if len({entry.dp_rank for entry in beat.sources}) != len(beat.sources):
+            return "beat_ranks"
         if beat.worker not in self._workers and len(self._workers) >= _MAX_WORKERS:
             return "too_many_workers"
         return None
+
+    def _is_late(self, view: WorkerView, beat: Beat) -> bool:
+        """Whether a goodbye is that of an incarnation which another one has replaced already."""
+        return any(
+            entry.dp_rank in view.sources and entry.epoch < view.sources[entry.dp_rank].newest_epoch
+            for entry in beat.sources
+        )
 
     def _match_sources(self, view: WorkerView, now: float) -> None:
         """Open, update and close a worker's sources as its heartbeat lists them."""
@@ -240,18 +266,21 @@ class EventConsumer:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            now = self._clock()
-            for source in list(self._by_source.values()):
-                source.tick(now)
-                self._after(source)
-            for view in list(self._workers.values()):
-                silence = now - view.heard_at
-                if silence > self._grace_s:
-                    self._forget(view)
-                elif view.alive and silence > self._lease_s:
-                    view.alive = False
-                    logger.warning("worker.silent: %s for %.1f s", view.beat.worker, silence)
-                    self._tell(view)
+            self._guarded(self._tick)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        for source in list(self._by_source.values()):
+            source.tick(now)
+            self._after(source)
+        for view in list(self._workers.values()):
+            silence = now - view.heard_at
+            if silence > self._grace_s:
+                self._forget(view)
+            elif view.alive and silence > self._lease_s:
+                view.alive = False
+                logger.warning("worker.silent: %s for %.1f s", view.beat.worker, silence)
+                self._tell(view)
 
     def _reconnected(self) -> None:
         now = self._clock()
@@ -303,3 +332,14 @@ class EventConsumer:
                 pause_s = min(pause_s * 2, 1.0)
         if source.state is State.LIVE:
             self._changed.set()
+
+
+def _in_range(entry: SourceBeat) -> bool:
+    limit = 2**64
+    return (
+        0 <= entry.dp_rank < 2**31
+        and 1 <= entry.epoch < limit
+        and 0 <= entry.seq < limit
+        and entry.blocks >= 0
+        and 0 <= entry.digest < limit
+    )

@@ -1,8 +1,9 @@
-"""Names blocks by their tokens and prefix, bit-compatible with NVIDIA Dynamo 1.6.1: one prompt hash serves every engine.
+"""Names blocks by their tokens and prefix, bit-compatible with NVIDIA Dynamo 1.6.1.
 
-token hash = xxh3_64(tokens as little-endian u32, seed); the first sequence hash is the first token hash; each next one is
-xxh3_64(LE u64 parent sequence hash ‖ LE u64 token hash, 1337); seed = 1337 + xxh3_64(lora, 0) + xxh3_64(salt, 1),
-wrapping, where an empty string adds nothing.  (Dynamo interop notes, section 2; verified against captured events.)
+So one prompt hash serves every engine.  Token hash = xxh3_64(tokens as little-endian u32, seed); the first sequence
+hash is the first token hash; each next one is xxh3_64(LE u64 parent sequence hash ‖ LE u64 token hash, 1337);
+seed = 1337 + xxh3_64(lora, 0) + xxh3_64(salt, 1), wrapping, where an empty string adds nothing.  (Dynamo interop
+notes, section 2; verified against captured events.)
 """
 
 from __future__ import annotations

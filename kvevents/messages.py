@@ -120,7 +120,7 @@ def decode_message(data: bytes) -> Message:
     if message.version != PROTOCOL_VERSION:
         raise RejectedMessage("version", _unknown_version(message.version))
     limit = 2**64
-    if not (0 <= message.epoch < limit and 1 <= message.seq < limit and 0 <= message.digest < limit):
+    if not (1 <= message.epoch < limit and 1 <= message.seq < limit and 0 <= message.digest < limit):
         raise RejectedMessage("range", f"epoch {message.epoch}, seq {message.seq} or digest is out of range")
     if message.blocks < 0:
         raise RejectedMessage("range", f"blocks is {message.blocks}; a count can't be negative")

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from kvevents.messages import Cleared, Removed, Stored, Tier, encode_event, enco
 from kvevents.types import SourceId
 
 _MESSAGE_BYTES = 256 * 1024
-"""A message is closed at about this size, so that it stays far below a server's max payload (1 MiB by default)."""
-_BLOCKS_PER_EVENT = 4096
+"""A message is closed once it is half as long, so that it stays far below a server's max payload (1 MiB by default)."""
 
 
 class SourceState(NamedTuple):
@@ -70,10 +69,13 @@ class EventPublisher:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; a block holds at least 1 token")
+        if epoch is not None and not 1 <= epoch < 2**64:
+            raise ValueError(f"epoch is {epoch}; it lies in 1..2^64-1, the start time in ns is a good one")
         self.source, self.model, self.block_size = source, model, block_size
         self.epoch = time.time_ns() if epoch is None else epoch
         self._lora, self._salt = lora, salt
         self._send_tokens = send_tokens
+        self._message_bytes = _MESSAGE_BYTES
         self._lock = threading.Lock()
         self._seq = 0
         self._blocks = BlockSet()
@@ -110,15 +112,18 @@ class EventPublisher:
             self._reject("kind", f"event kind {kind!r} is unknown; stored, removed and cleared are known")
 
     def end_step(self) -> None:
-        """Close the engine step: everything heard since the last call leaves as one message (large steps as several)."""
+        """Close the engine step: what was heard since the last call leaves as one message (large steps: several)."""
         if self._events:
             with self._lock:
                 self._close()
             self._notify()
 
     def _stored(self, payload: dict[str, Any]) -> None:
-        engine = np.array(payload["block_hashes"], dtype=np.uint64)
-        tokens = as_tokens(payload["token_ids"])
+        engine = self._engine_hashes(payload)
+        try:
+            tokens = as_tokens(payload["token_ids"])
+        except (KeyError, ValueError) as error:
+            self._reject("tokens", f"stored: token_ids: {error}")
         if len(tokens) != len(engine) * self.block_size:
             self._reject(
                 "token_count",
@@ -135,10 +140,17 @@ class EventPublisher:
                 self._reject("unknown_parent", f"stored: parent_hash {parent} was never stored, or is removed")
         sequence = sequence_hashes(tokens, self.block_size, lora=self._lora, salt=self._salt, parent=parent_sequence)
         with self._lock:
-            for start in range(0, len(engine), _BLOCKS_PER_EVENT):
-                part = slice(start, start + _BLOCKS_PER_EVENT)
+            step = self._per_event(16 + 4 * self.block_size * self._send_tokens)
+            for start in range(0, len(engine), step):
+                part = slice(start, start + step)
                 self._store_part(parent, engine[part], sequence[part], tokens[start * self.block_size :])
                 parent = int(engine[part][-1])
+
+    def _engine_hashes(self, payload: dict[str, Any]) -> NDArray[np.uint64]:
+        try:
+            return np.array(payload["block_hashes"], dtype=np.uint64)
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            self._reject("block_hashes", f"block_hashes must be a list of numbers in 0..2^64-1 ({error!r})")
 
     def _store_part(
         self,
@@ -165,18 +177,23 @@ class EventPublisher:
         )
 
     def _removed(self, payload: dict[str, Any]) -> None:
-        engine = np.array(payload["block_hashes"], dtype=np.uint64)
+        engine = self._engine_hashes(payload)
         with self._lock:
-            for start in range(0, len(engine), 4 * _BLOCKS_PER_EVENT):
-                part = engine[start : start + 4 * _BLOCKS_PER_EVENT]
+            step = self._per_event(8)
+            for start in range(0, len(engine), step):
+                part = engine[start : start + step]
                 self._blocks.remove(part)
                 self._append(encode_event(Removed(pack_hashes(part))))
+
+    def _per_event(self, block_bytes: int) -> int:
+        """Blocks in one event, so that two events fit a message."""
+        return max(1, self._message_bytes // 2 // block_bytes)
 
     def _append(self, event: bytes) -> None:
         """Add an event that the set has taken in already; so a message is closed behind it, never before it."""
         self._events.append(event)
         self._event_bytes += len(event)
-        if self._event_bytes > _MESSAGE_BYTES:
+        if self._event_bytes > self._message_bytes // 2:
             self._close()
 
     def _close(self) -> None:
@@ -197,7 +214,7 @@ class EventPublisher:
         if self._wake is not None:
             self._wake()
 
-    def _reject(self, reason: str, detail: str) -> None:
+    def _reject(self, reason: str, detail: str) -> NoReturn:
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
         raise ValueError(detail)
 
@@ -207,10 +224,19 @@ class EventPublisher:
         """Call `wake` (on the engine's thread) whenever a message waits."""
         self._wake = wake
 
+    def fit(self, max_payload: int) -> None:
+        """Keep messages from now on below what the bus can carry."""
+        self._message_bytes = max(1024, min(_MESSAGE_BYTES, max_payload - 1024))
+
     @property
     def queued(self) -> int:
         """Messages that wait for the bus."""
         return len(self._queue)
+
+    @property
+    def blocks(self) -> int:
+        """Members of the set, open events included."""
+        return len(self._blocks)
 
     def take(self) -> bytes | None:
         """Remove and return the next message for the bus, or None."""

@@ -9,7 +9,7 @@ from kvevents import control
 from kvevents.block_set import BlockSet
 from kvevents.bus import Bus
 from kvevents.messages import Message, RejectedMessage, decode_message, unpack_hashes
-from kvevents.source import Source
+from kvevents.source import TIERS, Source
 from kvevents.subjects import control_subject
 from kvevents.types import PROTOCOL_VERSION
 
@@ -36,7 +36,8 @@ async def attempt(bus: Bus, source: Source, clock: Callable[[], float]) -> str |
     except (RejectedMessage, ValueError) as error:
         logger.warning("repair.rejected: %s/%d: %s", source.id.worker, source.id.dp_rank, error)
         return "malformed_reply"
-    except Exception:  # noqa: BLE001 - a repair that fails in a way we did not foresee is tried again, and told
+    except Exception:
+        # A repair that fails in a way we did not foresee is tried again, and told.
         logger.exception("repair.failed: %s/%d", source.id.worker, source.id.dp_rank)
         return "internal_error"
     return None
@@ -63,8 +64,7 @@ async def _by_events(bus: Bus, source: Source, clock: Callable[[], float]) -> bo
         messages += page
         seq += len(page)
         if not reply.more or not page:
-            source.repaired_by_events(messages, clock())
-            return True
+            return source.repaired_by_events(messages, clock())
     return False
 
 
@@ -83,10 +83,15 @@ async def _by_snapshot(bus: Bus, source: Source, clock: Callable[[], float]) -> 
         first = first or part
         if (part.epoch, part.seq, part.snapshot) != (first.epoch, first.seq, first.snapshot):
             raise _Failed("mixed_snapshot")
-        if not 1 <= part.chunks <= _MAX_CHUNKS or len(part.engine_hashes) != len(part.sequence_hashes):
+        if part.chunks != first.chunks or not 1 <= part.chunks <= _MAX_CHUNKS:
+            raise _Failed("malformed_reply")
+        if len(part.engine_hashes) != len(part.sequence_hashes) or not 0 <= part.tier < TIERS:
+            raise _Failed("malformed_reply")
+        if not 1 <= part.epoch < 2**64 or part.seq < 0:
             raise _Failed("malformed_reply")
         view.store(unpack_hashes(part.engine_hashes), unpack_hashes(part.sequence_hashes), part.tier)
         chunk += 1
     if len(view) != first.blocks or view.digest != first.digest:
         raise _Failed("snapshot_digest")
-    source.repaired_by_snapshot(view, first.epoch, first.seq, clock())
+    if not source.repaired_by_snapshot(view, first.epoch, first.seq, clock()):
+        raise _Failed("late_snapshot")

@@ -1,6 +1,6 @@
 """One source as a consumer sees it: a state machine that always knows whether its view equals the source's cache.
 
-Pure: it gets messages, beats, repairs and the time, and writes into the sink; asking for repairs is the consumer's work.
+Pure: it gets messages, beats, repairs and the time, and writes into the sink; the consumer asks for repairs.
 (Protocol: docs/event-plane.md.)
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvevents.block_set import BlockSet, Change
+from kvevents.message_buffer import MessageBuffer
 from kvevents.messages import (
     Cleared,
     Event,
@@ -29,8 +30,8 @@ from kvevents.types import SourceBeat, SourceId
 
 _REORDER_S = 0.1
 """How long a hole may wait for a message that is merely late."""
-_BUFFERED = 4096
-"""Messages kept while a view is repaired; beyond that the repair takes a snapshot anyway."""
+TIERS = 256
+"""Tiers beyond the known ones may come; their number stays bounded."""
 
 
 class State(enum.StrEnum):
@@ -87,11 +88,13 @@ class Source:
         self._sink = sink
         self._lease_s = lease_s
         self._view = BlockSet()
-        self._buffer: dict[int, Message] = {}
+        self._buffer = MessageBuffer()
         self._buffer_epoch = 0
         """The incarnation that counts now; it differs from `epoch` while the old one's view is still served."""
         self._hole_since: float | None = None
         self._lag_since: float | None = None
+        self._told_seq = 0
+        """The highest seq that a heartbeat has told, while the view lags behind it."""
         self._must_snapshot = False
         self._heard_at = 0.0
 
@@ -99,7 +102,7 @@ class Source:
 
     @property
     def trust(self) -> Trust:
-        if self.state is State.LIVE:
+        if self.state is State.LIVE and self._hole_since is None and self._lag_since is None:
             return Trust.EXACT
         return Trust.DEGRADED if self.epoch else Trust.FALLBACK
 
@@ -111,6 +114,18 @@ class Source:
     @property
     def digest(self) -> int:
         return self._view.digest
+
+    @property
+    def newest_epoch(self) -> int:
+        """The incarnation that counts now; `epoch` is the one whose view is served."""
+        return self._buffer_epoch
+
+    @property
+    def lag(self) -> int:
+        """Messages that the source is known to have sent and that are not in the view."""
+        if self._buffer_epoch != self.epoch:
+            return len(self._buffer)
+        return max(0, self._told_seq - self.seq, self._buffer.newest - self.seq)
 
     @property
     def gaps(self) -> int:
@@ -181,11 +196,12 @@ class Source:
         if self.state is not State.LIVE:
             return
         if beat.seq == self.seq:
-            self._lag_since = None
             if beat.blocks != len(self._view) or beat.digest != self._view.digest:
                 self._suspect("digest of a heartbeat disagrees", now, snapshot=True)
-        elif beat.seq > self.seq and self._lag_since is None:
-            self._lag_since = now
+        elif beat.seq > self.seq:
+            self._told_seq = max(self._told_seq, beat.seq)
+            if self._lag_since is None:
+                self._lag_since = now
 
     def tick(self, now: float) -> None:
         """Let time pass: a hole or a lag that lasted too long makes the source suspect."""
@@ -205,31 +221,39 @@ class Source:
 
     # -- repairs ---------------------------------------------------------------------------------------------------
 
-    def repaired_by_events(self, messages: list[Message], now: float) -> None:
-        """Apply the messages that were missed; the source is live again if they reach what has been buffered."""
-        if not self.needs_repair or self.wants_snapshot:
-            return
-        was = self.state
+    def repaired_by_events(self, messages: list[Message], now: float) -> bool:
+        """Apply the messages that were missed; True if the source is live again.
+
+        A hole that is left among the buffered messages is found by `tick`.
+        """
+        if not self.needs_repair:
+            return True
+        if self.wants_snapshot:
+            return False
         for message in messages:
             if message.epoch == self.epoch and message.seq == self.seq + 1 and not self._apply(message, now):
-                return
-        if was is self.state:
-            self._enter(State.LIVE, "repaired by missed messages", now)
-            self.counters.repairs += 1
+                return False
+        self._enter(State.LIVE, "repaired by missed messages", now)
+        self.counters.repairs += 1
         self._drain(now)
+        return True
 
-    def repaired_by_snapshot(self, view: BlockSet, epoch: int, seq: int, now: float) -> None:
-        """Swap in a whole set that stands for message `seq` of `epoch`; the caller has checked its digest."""
-        if not self.needs_repair or epoch < self._buffer_epoch:
-            return
-        if epoch == self.epoch and seq < self.seq:
-            return
+    def repaired_by_snapshot(self, view: BlockSet, epoch: int, seq: int, now: float) -> bool:
+        """Swap in a whole set that stands for message `seq` of `epoch`; the caller has checked its digest.
+
+        False: the set is older than what is known already.
+        """
+        if not self.needs_repair:
+            return True
+        if epoch < self._buffer_epoch or (epoch == self.epoch and seq < self.seq):
+            return False
         if epoch > self._buffer_epoch:
             self._begin_epoch(epoch, now)
         self._replace(view, epoch, seq, now)
         self.counters.repairs += 1
         self.counters.snapshots += 1
         self._drain(now)
+        return True
 
     def leave(self, now: float) -> None:
         """Forget the source: its entries leave the sink."""
@@ -247,8 +271,12 @@ class Source:
         """
         self._view.check_integrity()
         if self.state is State.LIVE:
-            assert all(seq > self.seq + 1 for seq in self._buffer), "a live source waits with an applicable message"
+            assert not self._buffer or self._buffer.oldest > self.seq + 1, (
+                "a live source waits with an applicable message"
+            )
             assert bool(self._buffer) == (self._hole_since is not None), "hole and buffer disagree"
+            assert (self._told_seq > self.seq) == (self._lag_since is not None), "lag and heartbeats disagree"
+        self._buffer.check_integrity()
 
     # -- internals -------------------------------------------------------------------------------------------------
 
@@ -257,7 +285,7 @@ class Source:
 
     def _suspect(self, reason: str, now: float, *, snapshot: bool = False) -> None:
         self._must_snapshot = self._must_snapshot or snapshot
-        self._hole_since = self._lag_since = None
+        self._forget_delays()
         self._enter(State.SUSPECT, reason, now)
 
     def _begin_epoch(self, epoch: int, now: float) -> None:
@@ -266,7 +294,7 @@ class Source:
             self.counters.restarts += 1
         self._buffer.clear()
         self._buffer_epoch = epoch
-        self._hole_since = self._lag_since = None
+        self._forget_delays()
         self._enter(State.SYNCING, "a new incarnation" if self.epoch else "first contact", now)
 
     def _replace(self, view: BlockSet, epoch: int, seq: int, now: float) -> None:
@@ -274,24 +302,26 @@ class Source:
         self.epoch = self._buffer_epoch = epoch
         self.seq = seq
         self._must_snapshot = False
-        self._hole_since = self._lag_since = None
-        for old in [number for number in self._buffer if number <= seq]:
-            del self._buffer[old]
+        self._forget_delays()
+        self._buffer.forget_until(seq)
         self._sink.replace(self.handle, view.device_hashes())
         self._enter(State.LIVE, "in step", now)
 
     def _keep(self, message: Message, now: float) -> None:
         """Buffer a message that can't be applied yet."""
-        if len(self._buffer) >= _BUFFERED:
-            self.counters.rejected["buffer_full"] += 1
-            return
-        self._buffer[message.seq] = message
+        refused = self._buffer.keep(message)
+        if refused is not None:
+            self.counters.rejected[refused] += 1
         if self.state is State.LIVE and self._hole_since is None:
             self._hole_since = now
 
+    def _forget_delays(self) -> None:
+        self._hole_since = self._lag_since = None
+        self._told_seq = 0
+
     def _drain(self, now: float) -> None:
         """Apply what follows directly; a suspect source heals if the missing message has merely been late."""
-        while self._buffer_epoch == self.epoch and (message := self._buffer.pop(self.seq + 1, None)):
+        while self._buffer_epoch == self.epoch and (message := self._buffer.take(self.seq + 1)):
             if not self._apply(message, now):
                 return
             if self.state is State.SUSPECT and not self._buffer:
@@ -320,7 +350,7 @@ class Source:
         self.seq = message.seq
         self.counters.applied += 1
         if self._lag_since is not None:
-            self._lag_since = now
+            self._lag_since = now if self.seq < self._told_seq else None
         if message.blocks != len(self._view) or message.digest != self._view.digest:
             self._suspect(f"digest disagrees after seq {message.seq}", now, snapshot=True)
             return False
@@ -339,6 +369,8 @@ class Source:
                 unpack_hashes(event.engine_hashes)
             elif isinstance(event, Removed):
                 unpack_hashes(event.engine_hashes)
+            if not isinstance(event, Cleared) and not 0 <= event.tier < TIERS:
+                raise RejectedMessage("tier", f"tier {event.tier} is not in 0..{TIERS - 1}")
         return events
 
     def _apply_event(self, event: Event) -> Change:

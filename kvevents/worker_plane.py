@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import numpy as np
 
@@ -56,6 +56,9 @@ class WorkerPlane:
         self.lost = 0
         """Messages that the bus would not take; consumers find the hole."""
         self.rejected_requests = 0
+        self.beats = 0
+        self.internal_errors = 0
+        """Failures of `beat` or of our own; the plane goes on."""
 
     async def start(self) -> None:
         """Begin to publish, beat and answer."""
@@ -65,6 +68,7 @@ class WorkerPlane:
             loop.call_soon_threadsafe(self._wake.set)
 
         for publisher in self._publishers:
+            publisher.fit(self._bus.max_payload)
             publisher.on_message(wake)
             self._subscriptions.append(
                 await self._bus.subscribe(
@@ -101,7 +105,7 @@ class WorkerPlane:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self._send_waiting()
+            await self._guarded(self._send_waiting())
 
     async def _send_waiting(self) -> None:
         for publisher in self._publishers:
@@ -115,13 +119,25 @@ class WorkerPlane:
     async def _beat_forever(self) -> None:
         while True:
             self._beat_wanted.clear()
-            beat = self._beat()
-            # What the beat counts must be on its way before it, or it would look like a loss.
-            await self._send_waiting()
-            beat.sent_at = time.time()
-            await self._bus.publish(beat_subject(beat.worker), encode_beat(beat))
+            await self._guarded(self._send_beat())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._beat_wanted.wait(), self._interval_s)
+
+    async def _send_beat(self) -> None:
+        beat = self._beat()
+        # What the beat counts must be on its way before it, or it would look like a loss.
+        await self._send_waiting()
+        beat.sent_at = time.time()
+        if await self._bus.publish(beat_subject(beat.worker), encode_beat(beat)):
+            self.beats += 1
+
+    async def _guarded(self, step: Coroutine[None, None, None]) -> None:
+        """Run a step; a worker must not fall silent because one went wrong."""
+        try:
+            await step
+        except Exception:
+            self.internal_errors += 1
+            logger.exception("plane.internal_error")
 
     # -- control ---------------------------------------------------------------------------------------------------
 
@@ -129,7 +145,7 @@ class WorkerPlane:
         if not incoming.reply:
             self.rejected_requests += 1
             return
-        task = asyncio.create_task(self._answer(publisher, incoming))
+        task = asyncio.create_task(self._guarded(self._answer(publisher, incoming)))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
@@ -200,6 +216,6 @@ class WorkerPlane:
                 tier,
                 pack_hashes(engine),
                 pack_hashes(sequence),
-            )  # fmt: skip
+            )
             for chunk, (tier, engine, sequence) in enumerate(pieces)
         ]
