@@ -112,6 +112,7 @@ class EngineCollector(Collector):
             ("steps", "Engine steps", counters.steps),
             ("step_seconds", "Time in engine steps", counters.step_seconds),
             ("forward_seconds", "Time in forward passes", counters.forward_seconds),
+            ("sample_seconds", "Time in sampling", counters.sample_seconds),
             ("computed_tokens", "Tokens that went through a forward pass", counters.computed_tokens),
             ("step_failures", "Steps whose forward or sampling failed", counters.step_failures),
             ("engine_resets", "Times the whole cache was given up after an error", counters.resets),

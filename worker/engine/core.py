@@ -167,14 +167,15 @@ class EngineCore:
         self.counters.computed_tokens += context.active_token_count
         return logits[0]
 
-    @staticmethod
-    def _sample(logits: Tensor, batch: list[Generation | None]) -> list[Sampled]:
+    def _sample(self, logits: Tensor, batch: list[Generation | None]) -> list[Sampled]:
         """One token a row; a prompt that is only partly in has none to sample."""
+        began = time.perf_counter()
         wanted = [index for index, generation in enumerate(batch) if generation is not None]
         rows = [generation.row() for generation in batch if generation is not None]
         if len(wanted) < len(batch):
             logits = logits[wanted]
         drawn = iter(sample(logits, rows) if rows else ())
+        self.counters.sample_seconds += time.perf_counter() - began
         return [Sampled(0) if generation is None else next(drawn) for generation in batch]
 
     def _publish(self) -> None:
@@ -183,11 +184,12 @@ class EngineCore:
         self.counters.steps += 1
 
     def _judge(self, batch: list[Generation | None], sampled: list[Sampled]) -> list[Verdict]:
+        longest = self.max_length
         return [
             Verdict(
                 generation,
                 result.token,
-                None if generation is None else generation.take(result, self.max_length),
+                None if generation is None else generation.take(result, longest),
             )
             for generation, result in zip(batch, sampled, strict=True)
         ]

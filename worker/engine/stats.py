@@ -43,6 +43,7 @@ class EngineCounters:
     """Times the whole context was reset after an error outside the forward."""
     integrity_failures: int = 0
     forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
     step_seconds: float = 0.0
     finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0})
     """Generations that ended, by reason."""
