@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_S = (0.1, 1.0)
 _PING_S = 5
+_PENDING_BYTES = 8 * 1024 * 1024
+"""What may wait in the client for the socket."""
+_BACKPRESSURE_S = 0.2
 
 
 class Incoming(NamedTuple):
@@ -49,7 +53,10 @@ class Bus(Protocol):
         ...
 
     async def publish(self, subject: str, data: bytes) -> bool:
-        """Send, or return False at once when it can't be sent now."""
+        """Send, or return False if it can't be sent now or exceeds `max_payload`.
+
+        Waits at most a moment for a burst to leave, and never for an outage.
+        """
         ...
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription: ...
@@ -92,6 +99,7 @@ class NatsBus:
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._connecting: asyncio.Task[None] | None = None
         self._closed = False
+        self._congested = False
         self.reconnects = 0
         self.refused = 0
         """Messages that could not be sent because the connection was away or full."""
@@ -121,6 +129,7 @@ class NatsBus:
                     reconnect_time_wait=random.uniform(*_RECONNECT_S),  # type: ignore[arg-type]  # seconds, fractions too
                     ping_interval=_PING_S,
                     max_outstanding_pings=2,
+                    pending_size=2 * _PENDING_BYTES,
                     reconnected_cb=self._reconnected,
                     error_cb=self._errored,
                     disconnected_cb=self._disconnected,
@@ -144,7 +153,7 @@ class NatsBus:
         return int(self._client.max_payload or 1024 * 1024)
 
     async def publish(self, subject: str, data: bytes) -> bool:
-        if not self.connected or self._client.pending_data_size > self._client._max_pending_size // 2:
+        if not self.connected or not await self._has_room():
             self.refused += 1
             return False
         try:
@@ -153,6 +162,17 @@ class NatsBus:
             self.refused += 1
             logger.warning("bus.publish_failed: %s: %r", subject, error)
             return False
+        return True
+
+    async def _has_room(self) -> bool:
+        """Let a burst leave; a socket that takes nothing for a while is congested and makes nobody wait again."""
+        deadline = 0.0 if self._congested else time.monotonic() + _BACKPRESSURE_S
+        while self._client.pending_data_size > _PENDING_BYTES:
+            if not self.connected or time.monotonic() >= deadline:
+                self._congested = True
+                return False
+            await asyncio.sleep(0.001)
+        self._congested = False
         return True
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
@@ -234,7 +254,7 @@ class MemoryBus:
 
     def _deliver(self, incoming: Incoming) -> bool:
         if len(incoming.data) > self._max_payload:
-            raise ValueError(f"{incoming.subject}: {len(incoming.data)} bytes exceed max_payload {self._max_payload}")
+            return False
         tokens = incoming.subject.split(".")
         for pattern, handler in list(self._handlers):
             if _matches(pattern, tokens):

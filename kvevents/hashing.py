@@ -72,12 +72,16 @@ def as_tokens(tokens: Tokens) -> NDArray[np.uint32]:
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32:
         return np.ascontiguousarray(tokens)
     try:
-        array = np.asarray(tokens, dtype=np.int64)
+        array = np.asarray(tokens)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"tokens must be whole numbers in 0..2^32-1 ({error})") from None
     if array.ndim != 1:
         raise ValueError(f"tokens have shape {array.shape}; one flat list of ids is expected")
-    if len(array) and (int(array.min()) < 0 or int(array.max()) > 0xFFFFFFFF):
+    if not len(array):
+        return np.empty(0, dtype=np.uint32)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be whole numbers in 0..2^32-1, got {array.dtype} with {array[0]!r}")
+    if int(array.min()) < 0 or int(array.max()) > 0xFFFFFFFF:
         at = int(np.flatnonzero((array < 0) | (array > 0xFFFFFFFF))[0])
         raise ValueError(f"tokens[{at}] is {array[at]}; token ids lie in 0..2^32-1")
     return array.astype(np.uint32)

@@ -132,6 +132,8 @@ class EventPublisher:
             )
         if len(set(payload["block_hashes"])) != len(engine):
             self._reject("duplicate_hash", "stored: block_hashes names a block twice")
+        if "parent_hash" not in payload:
+            self._reject("parent_hash", "stored: parent_hash is missing; None says that the blocks begin a prompt")
         parent = payload["parent_hash"] or None
         parent_sequence: int | None = None
         if parent is not None:
