@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 from kvevents.bus import NatsBus
+from kvevents.metrics import PublisherCollector
 from kvevents.publisher import EventPublisher
 from kvevents.types import PROTOCOL_VERSION, Beat, Load, SourceBeat, SourceId
 from kvevents.worker_plane import WorkerPlane
@@ -17,8 +20,36 @@ FEATURES = ["prompt_token_ids"]
 
 
 def new_publisher(worker: str, dp_rank: int, model: str, block_size: int) -> EventPublisher:
-    """The publisher of a worker's one source."""
+    """The publisher of a worker's one source; its compiled parts are loaded before the first event needs them."""
+    rehearsal = EventPublisher(SourceId(worker, dp_rank), model, block_size)
+    rehearsal.listener(
+        "stored",
+        {
+            "block_hashes": [1, 2],
+            "token_ids": [0] * (2 * block_size),
+            "num_block_tokens": [block_size] * 2,
+            "parent_hash": None,
+        },
+    )
+    rehearsal.listener("removed", {"block_hashes": [2, 1]})
+    rehearsal.end_step()
     return EventPublisher(SourceId(worker, dp_rank), model, block_size)
+
+
+def reachable_host(host: str, nats: str) -> str:
+    """The address under which others reach what listens on `host`: itself, or for a wildcard the one of the interface
+    that leads to the broker.
+    """
+    if host not in ("0.0.0.0", "::", ""):
+        return f"[{host}]" if ":" in host else host
+    broker = urlsplit(nats.split(",")[0])
+    try:
+        # Connecting a datagram socket sends nothing; it only chooses the interface.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((broker.hostname or "127.0.0.1", broker.port or 4222))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def heartbeat(worker: Worker, publisher: EventPublisher, address: str) -> Beat:
@@ -69,6 +100,7 @@ async def event_plane(worker: Worker, publisher: EventPublisher, address: str) -
         return heartbeat(worker, publisher, address)
 
     plane = WorkerPlane(bus, [publisher], beat, interval_s=worker.config.beat_interval_s)
+    worker.registry.register(PublisherCollector([publisher], plane))
     try:
         await plane.start()
         yield plane

@@ -17,7 +17,7 @@ from serving import logs
 from serving.http import start_server
 from worker.config import WorkerConfig
 from worker.engine import Engine, EngineCore
-from worker.event_plane import event_plane, new_publisher
+from worker.event_plane import event_plane, new_publisher, reachable_host
 from worker.http.app import build
 from worker.loading import Loaded, load, warm_up
 from worker.service import Worker
@@ -50,7 +50,7 @@ async def running(config: WorkerConfig, loaded: Loaded) -> AsyncIterator[Running
         stack.push_async_callback(_stop_engine, engine)
         runner, port = await start_server(build(worker), config.host, config.port, shutdown_timeout_s=_SHUTDOWN_S)
         stack.push_async_callback(runner.cleanup)
-        address = config.advertised_address or f"http://{config.host}:{port}"
+        address = config.advertised_address or f"http://{reachable_host(config.host, config.nats)}:{port}"
         plane = None
         if config.nats:
             plane = await stack.enter_async_context(event_plane(worker, publisher, address))
@@ -77,7 +77,15 @@ def run(config: WorkerConfig) -> int:
     except (ValueError, NotImplementedError, OSError) as error:
         log.error("worker.start_failed", extra={"reason": str(error)})
         return _EXIT_FAILED
-    log.info("worker.loaded", extra={"model": loaded.name, "warm_up_ms": round(seconds * 1000)})
+    log.info(
+        "worker.loaded",
+        extra={
+            "model": loaded.name,
+            "blocks": loaded.context.kv_block_allocator.total_count - 1,
+            "block_size": loaded.context.block_size_tokens,
+            "warm_up_ms": round(seconds * 1000),
+        },
+    )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(config, loaded))
 

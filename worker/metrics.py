@@ -29,6 +29,7 @@ class RequestMetrics:
         self.whole = histogram(
             "vllm:e2e_request_latency_seconds", "From the request to the end of its answer", LATENCY_BUCKETS
         )
+        self.queued = histogram("vllm:request_queue_time_seconds", "From the request to its admission", LATENCY_BUCKETS)
         self.prompt_tokens = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS)
         self.generated_tokens = histogram(
             "vllm:request_generation_tokens", "Generated tokens of a request", TOKEN_BUCKETS

@@ -234,26 +234,14 @@ class EngineCore:
     # -- when it does not go on ------------------------------------------------------------------------------------
 
     def _unblock(self) -> None:
-        """Nothing is active though there is work: resume who is paused, or start the open chunk over.
-
-        Paused rows and an open chunk can hold the blocks that each other needs; the chunk yields.
-        """
-        context, scheduler = self._context, self.scheduler
-        if context.paused_request_count:
-            self._resume_paused()
-            if not context.get_active_request_count() and scheduler.give_up_chunk():
-                self.counters.preemptions += 1
-                self._resume_paused()
-        elif scheduler.give_up_chunk():
-            self.counters.preemptions += 1
-        elif scheduler.waiting:
-            generation = scheduler.waiting.popleft()
+        """Nothing is active though there is work: break the stand-off of who holds blocks and waits for others."""
+        left = self._context.release_stalled()
+        self.counters.preemptions += len(left)
+        self.scheduler.requeue(left)
+        if not left and not self._context.get_active_request_count() and self.scheduler.waiting:
+            generation = self.scheduler.waiting.popleft()
             log.error("engine.unschedulable", extra={"prompt_tokens": len(generation.request.prompt)})
             self._end(generation, FinishReason.ERROR, "the request does not fit the empty cache")
-
-    def _resume_paused(self) -> None:
-        nothing = torch.zeros(0, dtype=torch.int64)
-        self._requeue_evicted(self._context.update_requests(nothing, nothing))
 
     def _recover(self, batch: list[Generation | None], error: Exception) -> None:
         """Undo a failed step.  Everyone in it is tried once more; who was in two failed steps in a row ends."""

@@ -41,7 +41,8 @@ class Generation:
         """Known once the whole prompt has been admitted the first time."""
         self.failures = 0
         self.submitted_at = time.perf_counter()
-        self.admitted_at: float | None = None
+        self.queued_s: float | None = None
+        """From submission to the first admission."""
         self._block_size = block_size
         self._caching = caching and request.cacheable
         self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=request.skip_special_tokens)
@@ -63,7 +64,7 @@ class Generation:
         """The whole prompt is in the context."""
         if self.cached_tokens is None:
             self.cached_tokens = self.admission.num_skipped_tokens
-            self.admitted_at = time.perf_counter()
+            self.queued_s = time.perf_counter() - self.submitted_at
 
     def row(self) -> Row:
         """What the sampler must know for the next token."""
@@ -79,6 +80,8 @@ class Generation:
         if self._history is not None:
             self._history.answer[token] += 1
         output = Output(tokens=[TokenOutput(token, sampled.logprobs)], cached_tokens=self.cached_tokens or 0)
+        if len(self.tokens) == 1:
+            output.queued_s = self.queued_s
         if armed and token in limits.token_ids:
             text = self._decoder.push(token) if limits.include_stop else ""
             output.text = self._stop.flush() + text + self._decoder.flush()

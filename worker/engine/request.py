@@ -63,6 +63,8 @@ class Output:
     tokens: list[TokenOutput] = field(default_factory=list)
     cached_tokens: int = 0
     """Prompt tokens that no forward computed when the prompt was first admitted; known with the first token."""
+    queued_s: float | None = None
+    """With the first token: how long the request waited for admission."""
     finish: FinishReason | None = None
     error: str | None = None
 
@@ -71,6 +73,7 @@ class Output:
         self.text += later.text
         self.tokens += later.tokens
         self.cached_tokens = later.cached_tokens
+        self.queued_s = later.queued_s if self.queued_s is None else self.queued_s
         self.finish, self.error = later.finish, later.error
 
 

@@ -141,15 +141,6 @@ class Scheduler:
             self._context.remove_requests([generation.number for generation in inside])
         return removed + inside
 
-    def give_up_chunk(self) -> bool:
-        """Take the open chunk out of the context, to start over when there is room; False if there is none."""
-        if self.chunked is None:
-            return False
-        number = self.chunked.number
-        self._context.remove_requests([number])
-        self.requeue([number])
-        return True
-
     def everything(self) -> list[Generation]:
         """All generations, running ones first."""
         chunked = [self.chunked] if self.chunked else []

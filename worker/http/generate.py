@@ -165,6 +165,8 @@ class Answer:
         self._last_output = now
         for choice, output in arrived:
             self._outputs[choice].extend(output)
+            if output.queued_s is not None:
+                metrics.queued.observe(output.queued_s)
             if output.finish is FinishReason.ERROR:
                 raise OpenAIError(500, f"The engine failed: {output.error}.", type="internal_error", code="engine")
             if output.finish is FinishReason.ABORT:
