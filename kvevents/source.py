@@ -7,7 +7,7 @@ Pure: it gets messages, beats, repairs and the time, and writes into the sink; t
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,6 +91,8 @@ class Source:
         self._buffer = MessageBuffer()
         self._buffer_epoch = 0
         """The incarnation that counts now; it differs from `epoch` while the old one's view is still served."""
+        self._retired: deque[int] = deque(maxlen=16)
+        """Incarnations that a lower epoch has replaced; whatever is late of them must not come back as newer."""
         self._hole_since: float | None = None
         self._lag_since: float | None = None
         self._told_seq = 0
@@ -156,7 +158,7 @@ class Source:
             self.counters.rejected["gone"] += 1
             return
         newest = self._buffer_epoch
-        if message.epoch < newest:
+        if message.epoch < newest or message.epoch in self._retired:
             self.counters.rejected["late_epoch"] += 1
             return
         self._heard_at = now
@@ -181,10 +183,12 @@ class Source:
         if self.state is State.GONE:
             return
         newest = self._buffer_epoch
-        if beat.epoch < newest and now - self._heard_at < self._lease_s:
+        if beat.epoch in self._retired or (beat.epoch < newest and now - self._heard_at < self._lease_s):
             self.counters.rejected["late_epoch"] += 1
             return
         self._heard_at = now
+        if beat.epoch < newest:
+            self._retired.append(newest)
         if beat.epoch != newest:
             # A lower epoch after a lease of silence is a new incarnation whose clock went back.
             self._begin_epoch(beat.epoch, now)
@@ -233,6 +237,7 @@ class Source:
         for message in messages:
             if message.epoch == self.epoch and message.seq == self.seq + 1 and not self._apply(message, now):
                 return False
+        self._buffer.forget_until(self.seq)
         self._enter(State.LIVE, "repaired by missed messages", now)
         self.counters.repairs += 1
         self._drain(now)
@@ -245,7 +250,7 @@ class Source:
         """
         if not self.needs_repair:
             return True
-        if epoch < self._buffer_epoch or (epoch == self.epoch and seq < self.seq):
+        if epoch < self._buffer_epoch or epoch in self._retired or (epoch == self.epoch and seq < self.seq):
             return False
         if epoch > self._buffer_epoch:
             self._begin_epoch(epoch, now)
