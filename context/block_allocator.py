@@ -62,6 +62,12 @@ class KVBlockAllocator:
         self._stamps = self.block_timestamps.numpy()
         self._parents = self.block_parents.numpy()
         self._children = self.block_child_counts.numpy()
+        # Single numbers are read and written through memoryviews: several times cheaper than numpy scalars.
+        self._ref_at = memoryview(self._refs)
+        self._hash_at = memoryview(self._hashes)
+        self._stamp_at = memoryview(self._stamps)
+        self._parent_at = memoryview(self._parents)
+        self._child_at = memoryview(self._children)
         self.kv_hash_to_block_id: dict[int, int] = {}
         self._twins: dict[int, list[int]] = {}
         """Hash -> the earlier blocks registered under it, behind the one in the map; empty in practice."""
@@ -118,11 +124,11 @@ class KVBlockAllocator:
     def retain(self, blocks: torch.Tensor | NDArray | Sequence[int]) -> None:
         """Add one reference per occurrence, and refresh the blocks' age."""
         for block in _ids(blocks):
-            if self._refs[block] == 0 and self._hashes[block] != UNREGISTERED:
+            if self._ref_at[block] == 0 and self._hash_at[block] != UNREGISTERED:
                 self._evictable -= 1
                 self._leaves.discard(block)
-            self._refs[block] += 1
-            self._stamps[block] = self.lru_clock
+            self._ref_at[block] += 1
+            self._stamp_at[block] = self.lru_clock
 
     def release_memory_blocks(self, blocks: torch.Tensor | NDArray | Sequence[int]) -> None:
         """Give back one reference per occurrence; what nobody holds any more is freed, or stays cached under LRU."""
@@ -135,13 +141,13 @@ class KVBlockAllocator:
         freed: list[int] = []
         gone: list[int] = []
         for block in ids:
-            refs = int(self._refs[block]) - 1
+            refs = self._ref_at[block] - 1
             if refs < 0:
                 raise AssertionError(f"block {block} was released more often than it was held")
-            self._refs[block] = refs
+            self._ref_at[block] = refs
             if refs:
                 continue
-            if self._hashes[block] == UNREGISTERED:
+            if self._hash_at[block] == UNREGISTERED:
                 freed.append(block)
                 continue
             self._evictable += 1
@@ -170,11 +176,11 @@ class KVBlockAllocator:
         ids = _ids(blocks)
         fresh: list[tuple[int, int, bytes | None]] = []
         for i, (block, block_hash, parent_hash) in enumerate(zip(ids, hashes, parent_hashes, strict=True)):
-            known = int(self._hashes[block])
+            known = self._hash_at[block]
             if known != UNREGISTERED:
                 assert known == block_hash, f"block {block} is registered under {known} and can't take {block_hash}"
                 continue
-            self._hashes[block] = block_hash
+            self._hash_at[block] = block_hash
             earlier = self.kv_hash_to_block_id.get(block_hash)
             if earlier is not None:
                 self._twins.setdefault(block_hash, []).append(earlier)
@@ -183,11 +189,11 @@ class KVBlockAllocator:
         for block, parent_hash, digest in fresh:
             self.digests[block] = digest
             parent = self.kv_hash_to_block_id.get(parent_hash, -1) if parent_hash != NO_PARENT else -1
-            self._parents[block] = parent
+            self._parent_at[block] = parent
             if parent >= 0:
-                self._children[parent] += 1
+                self._child_at[parent] += 1
                 self._leaves.discard(parent)
-            if self._refs[block] == 0:
+            if self._ref_at[block] == 0:
                 self._evictable += 1
                 self._note_if_leaf(block)
 
@@ -196,9 +202,9 @@ class KVBlockAllocator:
 
         For blocks whose contents were never written.  Observers are told of the hashes that are gone.
         """
-        members = [block for block in blocks if self._hashes[block] != UNREGISTERED]
+        members = [block for block in blocks if self._hash_at[block] != UNREGISTERED]
         gone = self._forget_hashes(members)
-        unheld = [block for block in members if self._refs[block] == 0]
+        unheld = [block for block in members if self._ref_at[block] == 0]
         self._push(unheld)
         self._tell(members, gone)
         return gone
@@ -207,9 +213,8 @@ class KVBlockAllocator:
         """Forget blocks that nobody holds and put them back on the stack, then tell the observers."""
         ids = _ids(blocks)
         gone = self._forget_hashes(ids)
-        for block in ids:
-            self._refs[block] = 0
-            self._stamps[block] = 0
+        self._refs[ids] = 0
+        self._stamps[ids] = 0
         self._push(ids)
         self._tell(ids, gone)
 
@@ -227,22 +232,26 @@ class KVBlockAllocator:
             if block is None:
                 break
             taken.append(block)
-            parent = int(self._parents[block])
+            parent = self._parent_at[block]
             if parent < 0:
                 continue
             lost_children[parent] = lost_children.get(parent, 0) + 1
-            if self._is_cached(parent) and self._children[parent] == lost_children[parent]:
-                self._leaves.add(parent, int(self._stamps[parent]))
+            if self._is_cached(parent) and self._child_at[parent] == lost_children[parent]:
+                self._leaves.add(parent, self._stamp_at[parent])
         if len(taken) < count:
             for block in lost_children:
                 self._leaves.discard(block)
             for block in taken:
                 self._note_if_leaf(block)
             return False
-        self.deregister_blocks(taken)
+        self._forget_evicted(taken)
         return True
 
     # -- observers, reset, integrity -------------------------------------------------------------------------------
+
+    def hash_of(self, block: int) -> int:
+        """The hash under which a block is registered, or UNREGISTERED."""
+        return self._hash_at[block]
 
     def add_deregistration_observer(self, observer: DeregistrationObserver) -> None:
         """Call `observer(block ids in order of removal, hashes that no block carries any more)` after each removal."""
@@ -306,11 +315,11 @@ class KVBlockAllocator:
     # -- internals -------------------------------------------------------------------------------------------------
 
     def _is_cached(self, block: int) -> bool:
-        return bool(self._refs[block] == 0 and self._hashes[block] != UNREGISTERED)
+        return self._ref_at[block] == 0 and self._hash_at[block] != UNREGISTERED
 
     def _note_if_leaf(self, block: int) -> None:
-        if self.is_lru and self._children[block] == 0 and self._is_cached(block):
-            self._leaves.add(block, int(self._stamps[block]))
+        if self.is_lru and self._child_at[block] == 0 and self._is_cached(block):
+            self._leaves.add(block, self._stamp_at[block])
 
     def _push(self, blocks: Sequence[int]) -> None:
         count = len(blocks)
@@ -321,30 +330,51 @@ class KVBlockAllocator:
         """Clear hash, parent and children links; return the hashes that no other block carries."""
         gone: set[int] = set()
         for block in blocks:
-            block_hash = int(self._hashes[block])
+            block_hash = self._hash_at[block]
             if block_hash == UNREGISTERED:
                 continue
-            if self._refs[block] == 0:
+            if self._ref_at[block] == 0:
                 self._evictable -= 1
                 self._leaves.discard(block)
-            self._hashes[block] = UNREGISTERED
+            self._hash_at[block] = UNREGISTERED
             self.digests[block] = None
             if self._drop_from_map(block, block_hash):
                 gone.add(block_hash)
-            parent = int(self._parents[block])
-            self._parents[block] = -1
+            parent = self._parent_at[block]
+            self._parent_at[block] = -1
             if parent >= 0:
-                self._children[parent] -= 1
+                self._child_at[parent] -= 1
                 self._note_if_leaf(parent)
         for block in blocks:
-            if self._children[block]:
+            if self._child_at[block]:
                 self._orphan_children(block)
         return gone
+
+    def _forget_evicted(self, blocks: list[int]) -> None:
+        """Deregister blocks that eviction has chosen: unheld, children first, out of the eviction order already."""
+        index = np.array(blocks, dtype=np.intp)
+        hashes = self._hashes[index].tolist()
+        if self._twins:
+            gone = {h for block, h in zip(blocks, hashes, strict=True) if self._drop_from_map(block, h)}
+        else:
+            gone = set(hashes)
+            for block_hash in hashes:
+                del self.kv_hash_to_block_id[block_hash]
+        for block in blocks:
+            self.digests[block] = None
+        parents = self._parents[index]
+        np.subtract.at(self._children, parents[parents >= 0], 1)
+        self._hashes[index] = UNREGISTERED
+        self._parents[index] = -1
+        self._stamps[index] = 0
+        self._evictable -= len(blocks)
+        self._push(blocks)
+        self._tell(blocks, gone)
 
     def _orphan_children(self, block: int) -> None:
         """Make the children of a block that has gone roots; only blocks registered out of order come here."""
         self._parents[self._parents == block] = -1
-        self._children[block] = 0
+        self._child_at[block] = 0
 
     def _drop_from_map(self, block: int, block_hash: int) -> bool:
         """Remove one carrier of a hash; True if it was the last.  A twin takes the map entry over."""

@@ -162,10 +162,20 @@ class Lifecycle:
         requests.last_blocks[rows] = blocks
 
     def _pause(self, rows: Rows) -> NDArray[np.int32]:
-        """Move rows to the right end of the paused region, exchanging pairwise in ascending order; return their ids."""
+        """Move rows to the right end of the paused region; return their ids.
+
+        FIFO keeps everybody's order; the reference exchanges pairwise, in ascending order.
+        """
         state = self._state
         start = state.paused_request_count
         end = start + len(rows)
+        if self._policy is ResumePolicy.FIFO:
+            others = np.setdiff1d(_rows(start, state.total_request_count), rows, assume_unique=True)
+            order = np.concatenate([rows, others])
+            self._requests.reorder(start, order - start)
+            self._next_tokens[start:] = self._next_tokens[order]
+            state.paused_request_count = end
+            return self._requests.ids[start:end].copy()
         inside = _rows(start, end)
         displaced = inside[~np.isin(inside, rows)]
         self._swap(displaced, rows[rows >= end])

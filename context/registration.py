@@ -84,7 +84,7 @@ class BlockRegistrar:
             return
         hashes = request.precomputed_block_hashes
         ids = blocks[start:end].tolist()
-        fresh = [b for b in ids if self._allocator.block_hashes[b] == UNREGISTERED]
+        fresh = [b for b in ids if self._allocator.hash_of(b) == UNREGISTERED]
         parents = [hashes[k - 1] if k else NO_PARENT for k in range(start, end)]
         self._allocator.register_kv_block_hashes(
             ids, hashes[start:end], parents, request.precomputed_block_digests[start:end]
@@ -100,29 +100,37 @@ class BlockRegistrar:
         if not self.hash_generated:
             return
         full = rows[(requests.last_offsets[rows] == self._block_size - 1) & requests.hashable[rows]]
-        for row in full.tolist():
-            self._register_last_block(requests, row)
+        if not len(full):
+            return
+        last = requests.block_counts[full] - 1
+        blocks = requests.block_table[full, last]
+        parents = np.where(last > 0, requests.block_table[full, last - 1], -1)
+        tokens = self._tokens[blocks]
+        for i, (row, index, block, parent) in enumerate(
+            zip(full.tolist(), last.tolist(), blocks.tolist(), parents.tolist(), strict=True)
+        ):
+            self._register_filled(requests, row, index, block, parent, tokens[i])
 
-    def _register_last_block(self, requests: RequestTable, row: int) -> None:
+    def _register_filled(
+        self, requests: RequestTable, row: int, index: int, block: int, parent: int, tokens: NDArray[np.int64]
+    ) -> None:
+        """Name one filled block by its parent's digest and its tokens; nothing happens if the parent has no name."""
         allocator = self._allocator
-        index = int(requests.block_counts[row]) - 1
-        block = int(requests.block_table[row, index])
-        if allocator.block_hashes[block] != UNREGISTERED or block == allocator.dummy_block_idx:
+        if allocator.hash_of(block) != UNREGISTERED or block == allocator.dummy_block_idx:
             return
         parent_hash, parent_digest = NO_PARENT, ROOT_DIGEST
         if index:
-            parent = int(requests.block_table[row, index - 1])
-            parent_hash = int(allocator.block_hashes[parent])
-            digest = allocator.digests[parent]
+            parent_hash, digest = allocator.hash_of(parent), allocator.digests[parent]
             if parent_hash == UNREGISTERED or digest is None:
                 return
             parent_digest = digest
-        named = hash_block(parent_digest, self._tokens[block])
+        named = hash_block(parent_digest, tokens)
         if named.hash in allocator.kv_hash_to_block_id:
             self.adopt_carried_block(requests, row, index, named.hash)
             return
         allocator.register_kv_block_hashes([block], [named.hash], [parent_hash], [named.digest])
-        self._queue([named.hash], self._tokens[block].tolist(), parent_hash or None)
+        if self._helper.has_kv_event_listeners:
+            self._queue([named.hash], tokens.tolist(), parent_hash or None)
 
     def _queue(self, hashes: Sequence[int], tokens: list[int], parent_hash: int | None) -> None:
         if self._helper.has_kv_event_listeners:

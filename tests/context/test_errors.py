@@ -59,7 +59,7 @@ def test_counts_of_a_count_overflow_survive() -> None:
 
 @pytest.mark.parametrize("name", ["NoSuchError", "ValueError", None, 3])
 def test_an_unknown_type_is_a_clear_error(name: object) -> None:
-    with pytest.raises(ValueError, match="unknown context error type.*known: ActiveRequestCount"):
+    with pytest.raises(ValueError, match=r"unknown context error type.*known: ActiveRequestCount"):
         ContextErrorFactory.deserialize({"type": name, "request_id": 1, "message": "", "is_transient": True})
 
 

@@ -219,7 +219,7 @@ def test_the_next_turn_matches_through_the_previous_answer() -> None:
     engine = EngineModel(context)
     engine.submit(1, [1] * 6, 7)
     engine.run_dry()
-    follow_up = request(2, engine.finished[1].history + [3, 3])
+    follow_up = request(2, [*engine.finished[1].history, 3, 3])
     context.add_request(follow_up)
     assert follow_up.num_cached_tokens == 12, "13 tokens were written: three full blocks"
 
