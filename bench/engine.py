@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=512, help="step token budget (the worker's default is 512)")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="step token budget, as the worker's")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

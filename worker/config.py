@@ -33,7 +33,7 @@ class WorkerConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     max_requests: Annotated[int, Meta(description="requests that run at once", ge=1)] = 64
     max_tokens: Annotated[
         int, Meta(description="tokens of one step; longer prompts are computed in chunks of this", ge=4)
-    ] = 512
+    ] = 1024
     max_sequence_length: Annotated[
         int, Meta(description="longest prompt and answer together; 0 = the model's own", ge=0)
     ] = 0
