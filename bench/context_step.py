@@ -134,7 +134,7 @@ def main() -> int:
         return 0
     print(f"python {result['python']}, torch {result['torch']}; medians, ms")
     print(
-        f"{'rows':>6}{'cached':>9}{'add':>9}{'initialise':>12}{'update':>9}{'step':>9}{'mean':>9}   goal: step <= 0.5 at 256"
+        f"{'rows':>6}{'cached':>9}{'add':>9}{'initialise':>12}{'update':>9}{'step':>9}{'mean':>9}   goal 0.5 at 256"
     )
     for row in steps:
         print(

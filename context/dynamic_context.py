@@ -28,10 +28,11 @@ from context.request_table import RequestTable
 from context.row_removal import remove_rows
 from context.step import StepPreparation
 from context.token_table import TokenTable
+from context.unsupported import UnsupportedFeatures
 from context.utilization import kvcache_utilization_stats
 
 
-class DynamicInferenceContext(ReferenceNames):
+class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
     """In-flight batching over a block-level KV cache.
 
     A step is: `dynamo_helper.discard_pending_kv_stored_events()`, `add_request` for what is admitted,
@@ -126,14 +127,6 @@ class DynamicInferenceContext(ReferenceNames):
     def memory_buffer(self) -> Tensor:
         """`[2 (key, value), layers, pool_size, block size, kv heads, head_dim]`."""
         return self.kv_cache.buffer
-
-    def deallocate_inference_state_buffers(self) -> None:
-        """Not supported: the engine can't be suspended."""
-        raise NotImplementedError("suspend (deallocate_inference_state_buffers) is not supported by this context")
-
-    def reinitialize_inference_state_buffers(self) -> None:
-        """Not supported: the engine can't be suspended."""
-        raise NotImplementedError("resume (reinitialize_inference_state_buffers) is not supported by this context")
 
     @classmethod
     def round_up_tokens(cls, value: int, tp_size: int | None = None) -> int:
@@ -439,6 +432,31 @@ class DynamicInferenceContext(ReferenceNames):
         return remove_rows(self, rows, include_hidden=hidden)
 
     # -- rows of the lifecycle, public under the reference's names -------------------------------------------------
+
+    def _move_book_keeping_tensors(
+        self, src_idxs: Tensor, dst_idxs: Tensor, next_tokens: Tensor, new_speculative_tokens: Tensor | None = None
+    ) -> None:
+        """Copy whole rows, and their entries of `next_tokens`, from `src_idxs` to `dst_idxs`."""
+        if new_speculative_tokens is not None:
+            raise NotImplementedError("speculative decoding (new_speculative_tokens) is not supported by this context")
+        self.requests.move(src_idxs.numpy().astype(np.intp), dst_idxs.numpy().astype(np.intp))
+        next_tokens[dst_idxs] = next_tokens[src_idxs]
+
+    def _swap_book_keeping_tensors(
+        self,
+        src_idxs: Tensor,
+        dst_idxs: Tensor,
+        next_tokens: Tensor | None = None,
+        new_speculative_tokens: Tensor | None = None,
+    ) -> None:
+        """Exchange whole rows, and their entries of `next_tokens`, pairwise."""
+        if new_speculative_tokens is not None:
+            raise NotImplementedError("speculative decoding (new_speculative_tokens) is not supported by this context")
+        self.requests.swap(src_idxs.numpy().astype(np.intp), dst_idxs.numpy().astype(np.intp))
+        if next_tokens is not None:
+            kept = next_tokens[src_idxs].clone()
+            next_tokens[src_idxs] = next_tokens[dst_idxs]
+            next_tokens[dst_idxs] = kept
 
     def release_memory_blocks_from_request_indexes(self, request_indexes: Tensor) -> None:
         """Release all blocks of some rows (indexes, not ids) and empty their tables."""
