@@ -98,7 +98,9 @@ class Engine:
         return set(self.publisher.snapshot().blocks.device_hashes().tolist())
 
 
-def new_engine(worker: str = "w.1", rank: int = 0, *, epoch: int | None = None, seed: int = 0, **options: int) -> Engine:
+def new_engine(
+    worker: str = "w.1", rank: int = 0, *, epoch: int | None = None, seed: int = 0, **options: int
+) -> Engine:
     return Engine(EventPublisher(SourceId(worker, rank), MODEL, BLOCK, epoch=epoch, **options), seed)  # type: ignore[arg-type]
 
 

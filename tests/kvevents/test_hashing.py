@@ -1,5 +1,7 @@
 """Hashes equal those of the reference library and of events that a real Dynamo published."""
 
+import itertools
+
 import numpy as np
 import pytest
 import xxhash
@@ -71,7 +73,7 @@ _CAPTURED = [  # (block hash, token hash)
 
 def test_captured_dynamo_events_have_our_hashes() -> None:
     assert sequence_hashes(_CAPTURED_TOKENS, 16).tolist() == [_CAPTURED[0][0]]
-    for (parent, _), (block, token_hash) in zip(_CAPTURED, _CAPTURED[1:], strict=False):
+    for (parent, _), (block, token_hash) in itertools.pairwise(_CAPTURED):
         assert hash_bytes(np.array([parent, token_hash], dtype="<u8").tobytes(), 1337) == block
 
 
