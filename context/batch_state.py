@@ -47,3 +47,10 @@ class PrefixCounters:
     prefix_cache_blocks_matched: int = 0
     prefix_cache_prefill_computed_tokens: int = 0
     prefix_cache_prefill_skipped_tokens: int = 0
+
+    def reset(self) -> None:
+        self.lifetime_prefill_token_count = 0
+        self.prefix_cache_hits = 0
+        self.prefix_cache_blocks_matched = 0
+        self.prefix_cache_prefill_computed_tokens = 0
+        self.prefix_cache_prefill_skipped_tokens = 0

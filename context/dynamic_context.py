@@ -20,6 +20,7 @@ from context.errors import TensorStateDeallocatedError
 from context.integrity import check_context_integrity
 from context.kv_cache import KVCacheBuffer
 from context.lifecycle import Lifecycle
+from context.parts import ContextParts
 from context.prefix import PrefixMatch, compute_prefix_match, find_kv_match
 from context.reference_names import ReferenceNames
 from context.registration import BlockRegistrar
@@ -109,6 +110,19 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
             self.block_size_tokens,
             self.config.resume_policy,
         )
+        self.parts = ContextParts(
+            sizes=self.sizes,
+            block_size=self.block_size_tokens,
+            max_sequence_length=self.max_sequence_length,
+            state=self.state,
+            counters=self.counters,
+            requests=self.requests,
+            tokens=self.tokens,
+            allocator=self.kv_block_allocator,
+            helper=self.dynamo_helper,
+            registrar=self.registrar,
+            lifecycle=self.lifecycle,
+        )
         self._allocate_memory_buffer()
         self.is_tensor_state_allocated = True
 
@@ -166,20 +180,17 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
 
     def get_index_of_chunked_prefill_request(self, safe: bool = True) -> int:
         """The row of the chunked request, or -1; `safe=False` looks beyond the active rows as well."""
-        if self.state.chunked_prefill_request_id < 0:
-            return -1
-        end = self.state.total_request_count if safe else self.max_requests
-        return self.requests.find(self.state.chunked_prefill_request_id, end)
+        return self.parts.chunked_row(among_hidden=not safe)
 
     def get_kvcache_utilization_stats(self) -> dict[str, Any]:
         """Counts and shares of the KV buffer in use (names of the spec, section 12.11)."""
-        return kvcache_utilization_stats(self)
+        return kvcache_utilization_stats(self.parts)
 
     # -- admission -------------------------------------------------------------------------------------------------
 
     def check_availability(self, req: DynamicInferenceRequest) -> tuple[bool, bool, bool]:
         """Whether a row, the tokens and the blocks for all that remains of a prompt are there."""
-        return admission.check_availability(self, req)
+        return admission.check_availability(self.parts, req)
 
     def add_request(self, req: DynamicInferenceRequest, prefill_chunk_length: int | None = None) -> None:
         """Put a prompt, or its next chunk, into the batch; a call that raises changes nothing.
@@ -193,13 +204,14 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
             MaxSequenceLengthOverflowError: the request can never fit.
             ValueError: the chunk's length is not in 1..remaining, or the request is not the one the chunk belongs to.
         """
-        admission.add_request(self, req, prefill_chunk_length)
+        self._require_tensor_state(req.request_id)
+        admission.add_request(self.parts, req, prefill_chunk_length)
 
     def add_dummy_requests_parallel(
         self, requests: Sequence[DynamicInferenceRequest], *, count_as_prefill: bool = True
     ) -> None:
         """Add warm-up requests on the dummy block, without taking real blocks; `reset()` removes them."""
-        admission.add_dummy_requests(self, requests, count_as_prefill=count_as_prefill)
+        admission.add_dummy_requests(self.parts, requests, count_as_prefill=count_as_prefill)
 
     def _compute_prefix_match(self, req: DynamicInferenceRequest, prefill_chunk_length: int) -> PrefixMatch:
         return compute_prefix_match(self.kv_block_allocator, req, prefill_chunk_length, self.block_size_tokens)
@@ -209,7 +221,7 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
     ) -> tuple[list[int], int]:
         return find_kv_match(self.kv_block_allocator, req.precomputed_block_hashes, start_block, end_block)
 
-    def require_tensor_state(self, request_id: int | None) -> None:
+    def _require_tensor_state(self, request_id: int | None) -> None:
         """Raise TensorStateDeallocatedError while the buffers are given back."""
         if not self.is_tensor_state_allocated:
             raise TensorStateDeallocatedError(
@@ -403,7 +415,7 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
         self.dynamo_helper.discard_pending_kv_stored_events()
         total = self.state.total_request_count
         rows = np.flatnonzero(self.requests.in_prefill[:total] == 1)
-        return remove_rows(self, rows, include_hidden=False)
+        return remove_rows(self.parts, rows, include_hidden=False)
 
     def release_stalled(self) -> list[int]:
         """Break a stand-off: no row is active, and what is held (a hidden chunk, paused rows) waits for each other.
@@ -426,10 +438,8 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
         """Take requests out between two steps, wherever their rows are; return the ids that were found."""
         total = self.state.total_request_count
         rows = np.flatnonzero(np.isin(self.requests.ids[:total], np.asarray(request_ids, dtype=np.int64)))
-        hidden = self.state.chunked_prefill_request_id in request_ids and (
-            self.get_index_of_chunked_prefill_request() < 0
-        )
-        return remove_rows(self, rows, include_hidden=hidden)
+        hidden = self.state.chunked_prefill_request_id in request_ids and self.parts.has_hidden_chunk
+        return remove_rows(self.parts, rows, include_hidden=hidden)
 
     # -- rows of the lifecycle, public under the reference's names -------------------------------------------------
 
@@ -547,7 +557,7 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
             self.registrar.forget()
             self.kv_block_allocator.reset()
         if not preserve_counters:
-            self.counters = PrefixCounters()
+            self.counters.reset()
 
     def reset(self, preserve_prefix_cache: bool = False, *, preserve_counters: bool = False) -> None:
         """Empty the context; listeners hear `cleared` last, unless the cache is preserved."""
@@ -567,7 +577,7 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
         Raises:
             AssertionError: what broke.
         """
-        check_context_integrity(self)
+        check_context_integrity(self.parts)
 
     @property
     def _active(self) -> slice:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from context.dynamic_context import DynamicInferenceContext
+from context.parts import ContextParts
 
 
-def remove_rows(context: DynamicInferenceContext, rows: NDArray[np.intp], *, include_hidden: bool) -> list[int]:
+def remove_rows(parts: ContextParts, rows: NDArray[np.intp], *, include_hidden: bool) -> list[int]:
     """Release rows of [0, total), and the hidden chunked row if asked; return their ids in row order."""
-    state, requests = context.state, context.requests
+    state, requests = parts.state, parts.requests
     paused, total = state.paused_request_count, state.total_request_count
-    hidden = state.chunked_prefill_request_id >= 0 and context.get_index_of_chunked_prefill_request() < 0
+    hidden = parts.has_hidden_chunk
     ids = requests.ids[rows].tolist()
     leaving = np.zeros(total + int(hidden), dtype=bool)
     leaving[rows] = True
@@ -24,9 +21,9 @@ def remove_rows(context: DynamicInferenceContext, rows: NDArray[np.intp], *, inc
         ids.append(state.chunked_prefill_request_id)
     if not leaving.any():
         return []
-    context.lifecycle.release_rows(np.flatnonzero(leaving))
+    parts.lifecycle.release_rows(np.flatnonzero(leaving))
     staying = np.flatnonzero(~leaving)
-    _compress_tokens(context, leaving[:total])
+    _compress_tokens(parts, leaving[:total])
     requests.reorder(0, staying)
     requests.clear_blocks(np.arange(len(staying), len(leaving)))
     if state.paused_tokens is not None:
@@ -45,9 +42,9 @@ def remove_rows(context: DynamicInferenceContext, rows: NDArray[np.intp], *, inc
     return ids
 
 
-def _compress_tokens(context: DynamicInferenceContext, leaving: NDArray[np.bool_]) -> None:
+def _compress_tokens(parts: ContextParts, leaving: NDArray[np.bool_]) -> None:
     """Take the tokens of leaving rows out of the packed step, and renumber the rows of the others."""
-    state, tokens = context.state, context.tokens
+    state, tokens = parts.state, parts.tokens
     rows = tokens.rows[: state.active_token_count]
     keep = ~leaving[rows]
     new_row = np.cumsum(~leaving) - 1

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from context.dynamic_context import DynamicInferenceContext
+from context.parts import ContextParts
 
 
-def distinct_blocks(context: DynamicInferenceContext, start: int, end: int) -> int:
+def distinct_blocks(parts: ContextParts, start: int, end: int) -> int:
     """Blocks that rows [start, end) hold; a shared one counts once with prefix caching (without, none is shared)."""
-    table = context.requests.block_table[start:end]
+    table = parts.requests.block_table[start:end]
     blocks = table[table >= 0]
-    return len(np.unique(blocks)) if context.enable_prefix_caching else len(blocks)
+    return len(np.unique(blocks)) if parts.allocator.enable_prefix_caching else len(blocks)
 
 
-def kvcache_utilization_stats(context: DynamicInferenceContext) -> dict[str, Any]:
+def kvcache_utilization_stats(parts: ContextParts) -> dict[str, Any]:
     """Counts and shares (0..1) of the pool's usable blocks, which leave out the dummy block."""
-    allocator, state = context.kv_block_allocator, context.state
+    allocator, state = parts.allocator, parts.state
     usable = allocator.total_count - 1
     allocated = allocator.get_total_used()
-    active = distinct_blocks(context, state.paused_request_count, state.total_request_count)
+    active = distinct_blocks(parts, state.paused_request_count, state.total_request_count)
     return {
         "total_blocks": usable,
         "allocated_blocks": allocated,
@@ -35,5 +34,5 @@ def kvcache_utilization_stats(context: DynamicInferenceContext) -> dict[str, Any
         "block_count_avail": allocator.pool_avail,
         "active_token_count": state.active_token_count,
         "total_request_count": state.total_request_count,
-        "max_requests": context.max_requests,
+        "max_requests": parts.sizes.max_requests,
     }
