@@ -13,6 +13,7 @@ import msgspec
 
 from kvevents.bus import NatsBus
 from kvevents.consumer import EventConsumer
+from kvevents.metrics import ConsumerCollector
 from router.breaker import Breakers
 from router.config import RouterConfig
 from router.fleet import Fleet
@@ -133,6 +134,7 @@ async def _assemble(config: RouterConfig, stack: AsyncExitStack) -> Router:
         receipts=Receipts(config.receipts),
     )  # fmt: skip
     metrics.registry.register(StateCollector(router))
+    metrics.registry.register(ConsumerCollector(consumer))
     await consumer.start()
     stack.push_async_callback(consumer.stop)
     return router
