@@ -1,4 +1,4 @@
-"""One step's attention over the paged cache: the metadata that kernels read, and the choice of backend."""
+"""What the kernels read of one step: lengths, block table and padding."""
 
 from __future__ import annotations
 
@@ -32,21 +32,3 @@ class AttentionMetadata:
     kv_lengths_list: list[int]
     scratch: dict[str, Tensor] = field(default_factory=dict)
     """What a backend derives once a step and reuses in every layer."""
-
-
-def paged_attention_step(
-    metadata: AttentionMetadata, query: Tensor, keys: Tensor, values: Tensor, scale: float
-) -> Tensor:
-    """Causal attention of every real token over its request's cached tokens and itself.
-
-    Args:
-        query: `[padded tokens, 1, heads, head_dim]`.
-        keys, values: a layer's blocks `[pool, block size, kv heads, head_dim]`, with this step's tokens appended.
-        scale: multiplies the scores.
-
-    Returns:
-        `[padded tokens, 1, heads, head_dim]`; padding rows are zero.
-    """
-    from context.kernels import backend_for
-
-    return backend_for(query.device).step(metadata, query, keys, values, scale)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from context import admission, log_probs
-from context.attention import AttentionMetadata, paged_attention_step
+from context.attention import AttentionMetadata
 from context.batch_dimensions import InferenceBatchDimensions
 from context.batch_state import BatchState, PrefixCounters
 from context.block_allocator import KVBlockAllocator
@@ -18,6 +18,7 @@ from context.config import InferenceConfig, TransformerConfig, derive_sizes, rou
 from context.dynamo_helper import DynamoHelper
 from context.errors import TensorStateDeallocatedError
 from context.integrity import check_context_integrity
+from context.kernels import backend_for
 from context.kv_cache import KVCacheBuffer
 from context.lifecycle import Lifecycle
 from context.parts import ContextParts
@@ -60,6 +61,7 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
             request_rounder=self.REQUEST_ROUNDER,
         )
         self.device = torch.device(inference_config.device or "cpu")
+        self.kernels = backend_for(self.device)
         self.max_sequence_length = inference_config.max_sequence_length
         self.max_requests = self.sizes.max_requests
         self.max_tokens = self.sizes.max_tokens
@@ -317,12 +319,10 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
 
         `tokens` is at least the step's real tokens; padding beyond the step's padded tokens is ignored.
         """
-        from context.kernels import backend_for
-
         keys, values = self.kv_cache.layer(self._layer(layer_number))
         count = min(self.step.padded.token_count, key.shape[0])
         device = self.step.staging.device
-        backend_for(self.device).append(
+        self.kernels.append(
             key[:count, 0],
             value[:count, 0],
             keys,
@@ -340,7 +340,7 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
         """Causal attention of the step's tokens `[padded tokens, 1, heads, head_dim]` over the cache; same shape."""
         keys, values = self.kv_cache.layer(self._layer(layer_number))
         factor = scale if scale is not None else query.shape[-1] ** -0.5
-        return paged_attention_step(self.step.metadata, query, keys, values, factor)
+        return self.kernels.step(self.step.metadata, query, keys, values, factor)
 
     def _layer(self, layer_number: int) -> int:
         mapping = self.model_config.layer_map

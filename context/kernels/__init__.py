@@ -24,7 +24,16 @@ class KernelBackend(Protocol):
         ...
 
     def step(self, metadata: AttentionMetadata, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Attention of a whole step; see `context.attention.paged_attention_step`."""
+        """Causal attention of every real token over its request's cached tokens and itself.
+
+        Args:
+            query: `[tokens, 1, heads, head_dim]`, at least the step's real tokens.
+            keys, values: a layer's blocks `[pool, block size, kv heads, head_dim]`, this step's tokens appended.
+            scale: multiplies the scores.
+
+        Returns:
+            The shape of `query`; rows behind the real tokens are zero.
+        """
         ...
 
 
