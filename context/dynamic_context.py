@@ -517,9 +517,33 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
             sampling: gives processed log probabilities (after temperature and filters); None: raw ones.
             row_to_request: `[rows]` map for `sampling`; None: by query lengths.
         """
-        return log_probs.step_log_probs(
-            self, logits, new_tokens, bool(only_last_token_logits), sampling, row_to_request
+        lengths = self.step.metadata.query_lengths_list
+        per_request = bool(only_last_token_logits) or self.is_decode_only()
+        count = len(lengths) if per_request else sum(lengths)
+        if logits.dim() != 3 or logits.shape[0] != 1 or logits.shape[1] < count:
+            raise ValueError(
+                f"logits have shape {tuple(logits.shape)}; expected (1, at least {count} rows, vocabulary)"
+            )
+        rows = logits[0, :count]
+        targets = new_tokens.to(logits.device)
+        if not per_request:
+            packed = self.current_input_and_position_ids()[0][0, :count].to(logits.device)
+            targets = log_probs.packed_targets(packed, lengths, targets)
+        full = self._processed_log_probs(
+            rows, len(lengths), None if per_request else torch.tensor(lengths), sampling, row_to_request
         )
+        return log_probs.select_targets(full, targets), full
+
+    def _processed_log_probs(
+        self,
+        logits: Tensor,
+        n_active: int,
+        active_query_lengths: Tensor | None,
+        sampling: log_probs.ProcessedLogProbs | None,
+        row_to_request: Tensor | None = None,
+    ) -> Tensor:
+        lengths = None if active_query_lengths is None else active_query_lengths.tolist()
+        return log_probs.row_log_probs(logits, n_active, lengths, sampling, row_to_request)
 
     def calculate_log_probs(
         self,

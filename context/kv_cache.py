@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,7 +12,7 @@ from torch import Tensor
 class KVCacheBuffer:
     """Owns `buffer` `[2 (key, value), layers, pool_size, block_size, kv heads, head_dim]`.
 
-    The buffer starts zeroed, so that padding reads finite numbers.
+    The buffer starts zeroed, so that padding reads finite numbers; on a CPU its pages are taken on first touch.
     """
 
     def __init__(
@@ -22,9 +25,13 @@ class KVCacheBuffer:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.buffer = torch.zeros(
-            (2, num_layers, pool_size, block_size, num_kv_heads, head_dim), dtype=dtype, device=device
-        )
+        shape = (2, num_layers, pool_size, block_size, num_kv_heads, head_dim)
+        if device.type == "cpu":
+            # numpy asks the system for zero pages; torch would write them all, seconds for a large cache.
+            nbytes = math.prod(shape) * dtype.itemsize
+            self.buffer = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(shape)
+        else:
+            self.buffer = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(self.buffer[0, layer], self.buffer[1, layer]) for layer in range(num_layers)]
 
     @property

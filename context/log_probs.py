@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from context.dynamic_context import DynamicInferenceContext
 
 
 class ProcessedLogProbs(Protocol):
@@ -38,32 +35,30 @@ def packed_targets(input_ids: Tensor, query_lengths: list[int], new_tokens: Tens
     return targets
 
 
-def step_log_probs(
-    context: DynamicInferenceContext,
+def row_log_probs(
     logits: Tensor,
-    new_tokens: Tensor,
-    only_last: bool,
+    n_active: int,
+    query_lengths: list[int] | None,
     sampling: ProcessedLogProbs | None,
-    row_to_request: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """See `DynamicInferenceContext.calculate_log_probs_tensors`."""
-    lengths = context.step.metadata.query_lengths_list
-    per_request = only_last or context.is_decode_only()
-    count = len(lengths) if per_request else sum(lengths)
-    if logits.dim() != 3 or logits.shape[0] != 1 or logits.shape[1] < count:
-        raise ValueError(f"logits have shape {tuple(logits.shape)}; expected (1, at least {count} rows, vocabulary)")
-    rows = logits[0, :count]
-    if per_request:
-        targets = new_tokens.to(logits.device)
-    else:
-        ids = context.current_input_and_position_ids()[0][0, :count]
-        targets = packed_targets(ids.to(logits.device), lengths, new_tokens)
+    row_to_request: Tensor | None = None,
+) -> Tensor:
+    """Log probabilities of the whole vocabulary per row: raw, or those that the sampler draws from.
+
+    Args:
+        logits: `[rows, V]` raw.
+        n_active: active requests behind the rows.
+        query_lengths: rows of each request; None: one row each.
+        sampling: None: log_softmax of the float32 logits.
+        row_to_request: `[rows]` explicit map for `sampling`; None: by `query_lengths`.
+    """
     if sampling is None:
-        full = torch.log_softmax(rows.float(), dim=-1)
-    else:
-        if row_to_request is None:
-            repeats = torch.ones(len(lengths), dtype=torch.int64) if per_request else torch.tensor(lengths)
-            row_to_request = torch.repeat_interleave(torch.arange(len(lengths)), repeats)
-        full = sampling.processed_log_probs(rows, row_to_request)
-    selected = full.gather(1, targets.long().unsqueeze(1)).squeeze(1)
-    return selected, full
+        return torch.log_softmax(logits.float(), dim=-1)
+    if row_to_request is None:
+        repeats = torch.ones(n_active, dtype=torch.int64) if query_lengths is None else torch.tensor(query_lengths)
+        row_to_request = torch.repeat_interleave(torch.arange(n_active), repeats)
+    return sampling.processed_log_probs(logits, row_to_request)
+
+
+def select_targets(log_probs: Tensor, targets: Tensor) -> Tensor:
+    """The log probability of each row's target: `[rows, V]`, `[rows]` -> `[rows]`."""
+    return log_probs.gather(1, targets.long().unsqueeze(1)).squeeze(1)

@@ -73,6 +73,7 @@ METHODS = [
     "update_requests",
     "calculate_log_probs_tensors",
     "calculate_log_probs",
+    "_processed_log_probs",
     "get_kvcache_utilization_stats",
 ]
 
