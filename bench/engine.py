@@ -87,17 +87,20 @@ class EngineSide:
         return time.perf_counter() - began, outputs[0].cached_tokens
 
     def decode(self, batch: int, context: int, steps: int) -> tuple[float, float, float]:
-        """Seconds of `steps` decode steps, of their forwards, and the median step's seconds outside the forward."""
+        """Seconds of `steps` decode steps, of their forwards, and the median step's seconds outside forward and
+        sampling.
+        """
         outputs = [self.add(self.prompt(context), steps + 2) for _ in range(batch)]
         while not all(outputs):
             self.core.step()
         counters, forwards, outside = self.core.counters, 0.0, []
         began = time.perf_counter()
         for _ in range(steps):
-            step, forward = counters.step_seconds, counters.forward_seconds
+            step, forward, sampling = counters.step_seconds, counters.forward_seconds, counters.sample_seconds
             self.core.step()
             forwards += counters.forward_seconds - forward
-            outside.append(counters.step_seconds - step - (counters.forward_seconds - forward))
+            model = counters.forward_seconds - forward + counters.sample_seconds - sampling
+            outside.append(counters.step_seconds - step - model)
         seconds = time.perf_counter() - began
         while self.core.has_work:
             self.core.step()
@@ -138,8 +141,8 @@ class Result:
                 row(f"decode, batch {batch}", self.loop.decode[batch], self.engine.decode[batch], goal)
                 for batch, goal in zip(BATCHES, ("", ">= 1.2"), strict=True)
             ),
-            f"outside the forward, batch 8: {self.bookkeeping_share_at_8:.1%} of a step (goal <= 3 %)",
-            f"outside the forward, batch {MANY_REQUESTS}: {self.bookkeeping_ms_at_256:.2f} ms a step",
+            f"outside the forward, batch 8: {self.bookkeeping_share_at_8:.1%} of a step, with sampling (goal <= 3 %)",
+            f"outside forward and sampling, batch {MANY_REQUESTS}: {self.bookkeeping_ms_at_256:.2f} ms a step",
             f"first token of {LONG_PROMPT} tokens: cold {self.cold_ms:.0f} ms, with {self.warm_cached_tokens} cached "
             f"{self.warm_ms:.0f} ms: {self.cold_ms / self.warm_ms:.1f} times sooner (goal >= 12)",
         ]
