@@ -8,15 +8,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvevents import block_table as table
 from kvevents.digest import digest_of
 from kvevents.messages import Tier
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 _EMPTY = np.empty(0, dtype=np.uint64)
+_SMALLEST = 32
 
 
 class Change(NamedTuple):
-    """Sequence hashes that the device tier holds from now on, and those that it no longer holds."""
+    """Sequence hashes that the device tier holds from now on, and then those that it no longer holds."""
 
     added: NDArray[np.uint64]
     removed: NDArray[np.uint64]
@@ -33,79 +35,50 @@ class BlockSet:
     """
 
     def __init__(self) -> None:
-        self._tiers: dict[int, dict[int, int]] = {}
-        self._shared: dict[int, int] = {}
-        """Sequence hash -> device members beyond the first that name it."""
-        self._device_hashes: dict[int, int] = self._tiers.setdefault(Tier.DEVICE, {})
-        self._held: set[int] = set()
-        self.digest = 0
+        self._tiers: dict[int, _TierSet] = {Tier.DEVICE: _TierSet(Tier.DEVICE)}
 
     def __len__(self) -> int:
-        return sum(map(len, self._tiers.values()))
+        return sum(members.count for members in self._tiers.values())
+
+    @property
+    def digest(self) -> int:
+        """The digest over all members."""
+        return sum(members.digest for members in self._tiers.values()) & _MASK
 
     def sequence_hash(self, engine_hash: int, tier: int = Tier.DEVICE) -> int | None:
         """The sequence hash of a member, or None."""
         members = self._tiers.get(tier)
-        return members.get(engine_hash) if members is not None else None
+        return None if members is None else members.sequence_hash(engine_hash)
 
     def store(self, engine: NDArray[np.uint64], sequence: NDArray[np.uint64], tier: int = Tier.DEVICE) -> Change:
         """Add members; a member that is stored again under another sequence hash takes the new one."""
-        members = self._tiers.setdefault(tier, {})
-        engine_ids, sequence_ids = engine.tolist(), sequence.tolist()
-        fresh = [i for i, h in enumerate(engine_ids) if h not in members]
-        if len(fresh) != len(engine_ids) or len(set(engine_ids)) != len(engine_ids):
-            return self._store_with_known(members, engine_ids, sequence_ids, tier)
-        self.digest = (self.digest + digest_of(engine, tier)) & _MASK
-        members.update(zip(engine_ids, sequence_ids, strict=True))
-        return Change(self._hold(sequence_ids), _EMPTY) if tier == Tier.DEVICE else _NO_CHANGE
+        members = self._tiers.get(tier)
+        if members is None:
+            members = self._tiers[tier] = _TierSet(tier)
+        return members.store(engine, sequence)
 
     def remove(self, engine: NDArray[np.uint64], tier: int = Tier.DEVICE) -> Change:
         """Take members out; unknown ones change nothing."""
         members = self._tiers.get(tier)
-        if not members:
-            return _NO_CHANGE
-        gone: list[int] = []
-        released: list[int] = []
-        for engine_hash in engine.tolist():
-            sequence_hash = members.pop(engine_hash, None)
-            if sequence_hash is not None:
-                gone.append(engine_hash)
-                released.append(sequence_hash)
-        if not gone:
-            return _NO_CHANGE
-        self.digest = (self.digest - digest_of(np.array(gone, dtype=np.uint64), tier)) & _MASK
-        return Change(_EMPTY, self._release(released)) if tier == Tier.DEVICE else _NO_CHANGE
+        return _NO_CHANGE if members is None else members.remove(engine)
 
     def clear(self) -> None:
-        for members in self._tiers.values():
-            members.clear()
-        self._shared.clear()
-        self._held.clear()
-        self.digest = 0
+        self._tiers = {Tier.DEVICE: _TierSet(Tier.DEVICE)}
 
     def device_hashes(self) -> NDArray[np.uint64]:
         """Every sequence hash that the device tier holds."""
-        return np.fromiter(self._held, dtype=np.uint64, count=len(self._held))
+        return self._tiers[Tier.DEVICE].held_hashes()
 
     def members(self) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]]:
         """Per tier: engine hashes and sequence hashes, in the order in which they were stored (parents first)."""
         for tier, members in self._tiers.items():
-            if members:
-                count = len(members)
-                yield (
-                    tier,
-                    np.fromiter(members.keys(), dtype=np.uint64, count=count),
-                    np.fromiter(members.values(), dtype=np.uint64, count=count),
-                )
+            if members.count:
+                yield (tier, *members.columns())
 
     def copy(self) -> BlockSet:
-        """An independent copy; cheap (dictionary copies), so that a writer is held up for a moment only."""
+        """An independent copy; cheap (array copies), so that a writer is held up for a moment only."""
         twin = BlockSet()
         twin._tiers = {tier: members.copy() for tier, members in self._tiers.items()}
-        twin._device_hashes = twin._tiers[Tier.DEVICE]
-        twin._shared = self._shared.copy()
-        twin._held = self._held.copy()
-        twin.digest = self.digest
         return twin
 
     def check_integrity(self) -> None:
@@ -114,56 +87,83 @@ class BlockSet:
         Raises:
             AssertionError: what differs.
         """
-        digest = sum(digest_of(engine, tier) for tier, engine, _ in self.members()) & _MASK
-        assert digest == self.digest, "the digest has drifted from the members"
-        counts: dict[int, int] = {}
-        for sequence_hash in self._device_hashes.values():
-            counts[sequence_hash] = counts.get(sequence_hash, 0) + 1
-        assert set(counts) == self._held, "held sequence hashes differ from the members'"
-        shared = {h: count - 1 for h, count in counts.items() if count > 1}
-        assert shared == self._shared, "shared sequence hashes are miscounted"
+        for members in self._tiers.values():
+            members.check_integrity()
 
-    def _store_with_known(
-        self, members: dict[int, int], engine_ids: list[int], sequence_ids: list[int], tier: int
-    ) -> Change:
-        added: list[int] = []
-        held: list[int] = []
-        released: list[int] = []
-        for engine_hash, sequence_hash in zip(engine_ids, sequence_ids, strict=True):
-            known = members.get(engine_hash)
-            if known == sequence_hash:
-                continue
-            if known is None:
-                added.append(engine_hash)
-            else:
-                released.append(known)
-            members[engine_hash] = sequence_hash
-            held.append(sequence_hash)
-        if added:
-            self.digest = (self.digest + digest_of(np.array(added, dtype=np.uint64), tier)) & _MASK
-        if tier != Tier.DEVICE:
-            return _NO_CHANGE
-        return Change(self._hold(held), self._release(released))
 
-    def _hold(self, sequence_ids: list[int]) -> NDArray[np.uint64]:
-        held, fresh = self._held, []
-        for sequence_hash in sequence_ids:
-            if sequence_hash in held:
-                self._shared[sequence_hash] = self._shared.get(sequence_hash, 0) + 1
-            else:
-                held.add(sequence_hash)
-                fresh.append(sequence_hash)
-        return np.array(fresh, dtype=np.uint64)
+class _TierSet:
+    """One tier's members, in the arrays that `block_table` describes; only the device tier counts sequence hashes."""
 
-    def _release(self, sequence_ids: list[int]) -> NDArray[np.uint64]:
-        gone = []
-        for sequence_hash in sequence_ids:
-            others = self._shared.get(sequence_hash, 0)
-            if not others:
-                self._held.discard(sequence_hash)
-                gone.append(sequence_hash)
-            elif others == 1:
-                del self._shared[sequence_hash]
-            else:
-                self._shared[sequence_hash] = others - 1
-        return np.array(gone, dtype=np.uint64)
+    def __init__(self, tier: int) -> None:
+        self.tier = int(tier)  # an enum's member would send every compiled call through a slow type resolution
+        self._counted = tier == Tier.DEVICE
+        self._slots, self._entries = table.empty(_SMALLEST)
+        self._held = table.empty_held(_SMALLEST)
+        self._head = np.zeros(4, dtype=np.uint64)
+
+    @property
+    def count(self) -> int:
+        return int(self._head[table.LIVE])
+
+    @property
+    def digest(self) -> int:
+        return int(self._head[table.DIGEST])
+
+    def sequence_hash(self, engine_hash: int) -> int | None:
+        entry = table.find(self._slots, self._entries, engine_hash)
+        return None if entry < 0 else int(self._entries[entry, 1])
+
+    def store(self, engine: NDArray[np.uint64], sequence: NDArray[np.uint64]) -> Change:
+        self._make_room(len(engine))
+        out = np.empty(2 * len(engine), dtype=np.uint64)
+        added, gone = table.store(
+            self._slots, self._entries, self._held, self._head, engine, sequence, self.tier, self._counted, out
+        )
+        return Change(out[:added], out[added : added + gone])
+
+    def remove(self, engine: NDArray[np.uint64]) -> Change:
+        out = np.empty(len(engine), dtype=np.uint64)
+        gone = table.remove(self._slots, self._entries, self._held, self._head, engine, self.tier, self._counted, out)
+        return Change(_EMPTY, out[:gone])
+
+    def held_hashes(self) -> NDArray[np.uint64]:
+        return self._held[self._held[:, 1] > 0, 0]
+
+    def columns(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Engine and sequence hashes in order of arrival."""
+        used = self._entries[: int(self._head[table.USED])]
+        live = used[used[:, 2] > 0]
+        return np.ascontiguousarray(live[:, 0]), np.ascontiguousarray(live[:, 1])
+
+    def copy(self) -> _TierSet:
+        twin = _TierSet(self.tier)
+        twin._slots, twin._entries = self._slots.copy(), self._entries.copy()
+        twin._held, twin._head = self._held.copy(), self._head.copy()
+        return twin
+
+    def check_integrity(self) -> None:
+        engine, sequence = self.columns()
+        assert len(engine) == self.count == len(set(engine.tolist())), "members are miscounted"
+        assert digest_of(engine, self.tier) == self.digest, "the digest has drifted from the members"
+        assert np.count_nonzero(self._slots) == self.count, "slots and members differ in number"
+        assert all(self.sequence_hash(e) == s for e, s in zip(engine.tolist(), sequence.tolist(), strict=True)), (
+            "a member is not found"
+        )
+        if self._counted:
+            names, counts = np.unique(sequence, return_counts=True)
+            held = self._held[self._held[:, 1] > 0]
+            order = np.argsort(held[:, 0])
+            assert held[order, 0].tolist() == names.tolist(), "held sequence hashes differ from the members'"
+            assert held[order, 1].tolist() == counts.tolist(), "shared sequence hashes are miscounted"
+            assert int(self._head[table.HELD]) == len(names), "held sequence hashes are miscounted"
+
+    def _make_room(self, count: int) -> None:
+        """Grow, or close the gaps that removals left, so that `count` more fit."""
+        if int(self._head[table.USED]) + count > len(self._entries):
+            slots, entries = table.empty(2 * (self.count + count))
+            table.rebuild(self._entries, self._head, slots, entries)
+            self._slots, self._entries = slots, entries
+        if self._counted and 2 * (int(self._head[table.HELD]) + count) > len(self._held):
+            held = table.empty_held(2 * (int(self._head[table.HELD]) + count))
+            table.rebuild_held(self._held, held)
+            self._held = held

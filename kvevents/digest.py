@@ -14,16 +14,21 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
+@njit(inline="always")
+def mix(engine_hash, tier):  # type: ignore[no-untyped-def]
+    """A member's share of the digest; to be called from compiled code with u64 arguments."""
+    h = engine_hash + (tier + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
 # Hashes that were received are a read-only view of the message.
 @njit(types.uint64(types.Array(types.uint64, 1, "C", readonly=True), types.uint64), cache=True)
 def _sum_of_mixes(hashes, tier):  # type: ignore[no-untyped-def]
     total = np.uint64(0)
-    offset = (tier + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     for i in range(len(hashes)):
-        h = hashes[i] + offset
-        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        total += h ^ (h >> np.uint64(31))
+        total += mix(hashes[i], tier)
     return total
 
 

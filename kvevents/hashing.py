@@ -8,6 +8,7 @@ notes, section 2; verified against captured events.)
 
 from __future__ import annotations
 
+import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -69,22 +70,27 @@ def as_tokens(tokens: Tokens) -> NDArray[np.uint32]:
     Raises:
         ValueError: an id is negative, not whole, or 2^32 or more.
     """
+    if isinstance(tokens, list):
+        try:  # three times as fast as numpy, which looks for a type first
+            return np.frombuffer(array.array("I", tokens), dtype=np.uint32)
+        except (OverflowError, TypeError):
+            pass  # the slow way says which token it is
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32:
         return np.ascontiguousarray(tokens)
     try:
-        array = np.asarray(tokens)
+        ids = np.asarray(tokens)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"tokens must be whole numbers in 0..2^32-1 ({error})") from None
-    if array.ndim != 1:
-        raise ValueError(f"tokens have shape {array.shape}; one flat list of ids is expected")
-    if not len(array):
+    if ids.ndim != 1:
+        raise ValueError(f"tokens have shape {ids.shape}; one flat list of ids is expected")
+    if not len(ids):
         return np.empty(0, dtype=np.uint32)
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"tokens must be whole numbers in 0..2^32-1, got {array.dtype} with {array[0]!r}")
-    if int(array.min()) < 0 or int(array.max()) > 0xFFFFFFFF:
-        at = int(np.flatnonzero((array < 0) | (array > 0xFFFFFFFF))[0])
-        raise ValueError(f"tokens[{at}] is {array[at]}; token ids lie in 0..2^32-1")
-    return array.astype(np.uint32)
+    if ids.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be whole numbers in 0..2^32-1, got {ids.dtype} with {ids[0]!r}")
+    if int(ids.min()) < 0 or int(ids.max()) > 0xFFFFFFFF:
+        at = int(np.flatnonzero((ids < 0) | (ids > 0xFFFFFFFF))[0])
+        raise ValueError(f"tokens[{at}] is {ids[at]}; token ids lie in 0..2^32-1")
+    return ids.astype(np.uint32)
 
 
 def block_hashes(tokens: Tokens, block_size: int, *, lora: str = "", salt: str = "") -> NDArray[np.uint64]:
@@ -95,10 +101,10 @@ def block_hashes(tokens: Tokens, block_size: int, *, lora: str = "", salt: str =
     """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; a block holds at least 1 token")
-    array = as_tokens(tokens)
-    out = np.empty(len(array) // block_size, dtype=np.uint64)
+    ids = as_tokens(tokens)
+    out = np.empty(len(ids) // block_size, dtype=np.uint64)
     if len(out):
-        _block_hashes(array.view(np.uint8), 4 * block_size, np.uint64(seed(lora, salt)), out)
+        _block_hashes(ids.view(np.uint8), 4 * block_size, np.uint64(seed(lora, salt)), out)
     return out
 
 
