@@ -38,11 +38,15 @@ class BlockSet:
         self._tiers: dict[int, _TierSet] = {Tier.DEVICE: _TierSet(Tier.DEVICE)}
 
     def __len__(self) -> int:
+        if len(self._tiers) == 1:  # asked after every message
+            return self._tiers[Tier.DEVICE].count
         return sum(members.count for members in self._tiers.values())
 
     @property
     def digest(self) -> int:
         """The digest over all members."""
+        if len(self._tiers) == 1:
+            return self._tiers[Tier.DEVICE].digest
         return sum(members.digest for members in self._tiers.values()) & _MASK
 
     def sequence_hash(self, engine_hash: int, tier: int = Tier.DEVICE) -> int | None:
@@ -100,6 +104,8 @@ class _TierSet:
         self._slots, self._entries = table.empty(_SMALLEST)
         self._held = table.empty_held(_SMALLEST)
         self._head = np.zeros(4, dtype=np.uint64)
+        self._room = 0
+        """How many members surely fit before the arrays must be looked at again."""
 
     @property
     def count(self) -> int:
@@ -114,7 +120,9 @@ class _TierSet:
         return None if entry < 0 else int(self._entries[entry, 1])
 
     def store(self, engine: NDArray[np.uint64], sequence: NDArray[np.uint64]) -> Change:
-        self._make_room(len(engine))
+        self._room -= len(engine)
+        if self._room < 0:
+            self._make_room(len(engine))
         out = np.empty(2 * len(engine), dtype=np.uint64)
         added, gone = table.store(
             self._slots, self._entries, self._held, self._head, engine, sequence, self.tier, self._counted, out
@@ -167,3 +175,6 @@ class _TierSet:
             held = table.empty_held(2 * (int(self._head[table.HELD]) + count))
             table.rebuild_held(self._held, held)
             self._held = held
+        self._room = len(self._entries) - int(self._head[table.USED]) - count
+        if self._counted:
+            self._room = min(self._room, len(self._held) // 2 - int(self._head[table.HELD]) - count)

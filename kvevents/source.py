@@ -371,10 +371,11 @@ class Source:
                     )
                 if len(event.engine_hashes) != len(event.sequence_hashes):
                     raise RejectedMessage("hash_count", "engine and sequence hashes differ in number")
-                unpack_hashes(event.engine_hashes)
-            elif isinstance(event, Removed):
-                unpack_hashes(event.engine_hashes)
-            if not isinstance(event, Cleared) and not 0 <= event.tier < TIERS:
+            if isinstance(event, Cleared):
+                continue
+            if len(event.engine_hashes) % 8:
+                raise RejectedMessage("packed_length", f"{len(event.engine_hashes)} bytes of hashes; each takes 8")
+            if not 0 <= event.tier < TIERS:
                 raise RejectedMessage("tier", f"tier {event.tier} is not in 0..{TIERS - 1}")
         return events
 
