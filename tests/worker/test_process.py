@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import signal
 import sys
@@ -52,23 +53,22 @@ class Process:
 
 
 @pytest.fixture
-async def nats(tmp_path: Path) -> AsyncIterator[str]:
-    """A broker of this test's own."""
+async def nats() -> AsyncIterator[str]:
+    """A broker of this test's own; it says its port in its log, before it says that it is ready."""
     server = Path(sys.executable).parent / "nats-server"
     found = str(server) if server.exists() else shutil.which("nats-server")
     assert found is not None
-    words = [found, "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", str(tmp_path)]
-    process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(found, "-a", "127.0.0.1", "-p", "-1", stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
-    while b"Server is ready" not in await process.stderr.readline():
-        assert process.returncode is None
-    yield _address(tmp_path)
+    address, line = "", b""
+    while b"Server is ready" not in line:
+        line = await process.stderr.readline()
+        assert line, "the broker ended"
+        listens = re.search(rb"Listening for client connections on (\S+)", line)
+        address = listens.group(1).decode() if listens else address
+    yield f"nats://{address}"
     process.terminate()
     await process.communicate()
-
-
-def _address(ports: Path) -> str:
-    return str(json.loads(next(ports.glob("*.ports")).read_text())["nats"][0])
 
 
 async def test_sigterm_tells_the_fleet_finishes_the_stream_and_ends_with_zero(nats: str) -> None:
