@@ -32,12 +32,7 @@ class TorchBackend:
         for row in range(decode, decode + metadata.num_prefill):
             length = metadata.query_lengths_list[row]
             out[start : start + length, 0] = self.prefill(
-                query[start : start + length, 0],
-                keys,
-                values,
-                metadata.block_table[row],
-                metadata.kv_lengths_list[row],
-                scale,
+                metadata, row, query[start : start + length, 0], keys, values, scale
             )
             start += length
         return out
@@ -46,48 +41,64 @@ class TorchBackend:
         """One token a row: `[rows, heads, head_dim]` in and out, over kv_lengths tokens of each row's blocks."""
         rows, heads, dim = query.shape
         bs, kv_heads = keys.shape[1:3]
-        index, mask = self._decode_plan(metadata, rows, bs)
-        width = index.shape[1] * bs
-        k = _gather(keys, index).view(rows, width, kv_heads, dim).transpose(1, 2)
-        v = _gather(values, index).view(rows, width, kv_heads, dim).transpose(1, 2)
+        index, mask = self._decode_plan(metadata, rows, bs, query.dtype)
+        width = len(index) // rows * bs
+        k = gather_blocks(keys, index).view(rows, width, kv_heads, dim).transpose(1, 2)
+        v = gather_blocks(values, index).view(rows, width, kv_heads, dim).transpose(1, 2)
         # The heads of one group become query positions, so keys and values need no copy per head.
         q = query.view(rows, kv_heads, heads // kv_heads, dim)
-        return F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), attn_mask=mask, scale=scale).reshape(
-            rows, heads, dim
-        )
+        out = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), attn_mask=mask, scale=scale)
+        return out.reshape(rows, heads, dim)
 
     @staticmethod
-    def _decode_plan(metadata: AttentionMetadata, rows: int, bs: int) -> tuple[Tensor, Tensor]:
-        """Block indices `[rows, blocks]` and mask `[rows, 1, 1, blocks * bs]`, derived once a step."""
+    def _decode_plan(metadata: AttentionMetadata, rows: int, bs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Block indices `[rows * blocks]` and additive mask `[rows, 1, 1, blocks * bs]`, derived once a step."""
         scratch = metadata.scratch
         if "decode_index" not in scratch:
             lengths = metadata.kv_lengths[:rows]
             blocks = -(-max(metadata.kv_lengths_list[:rows]) // bs)
-            scratch["decode_index"] = metadata.block_table[:rows, :blocks].long()
             positions = torch.arange(blocks * bs, device=lengths.device)
-            scratch["decode_mask"] = (positions < lengths[:, None])[:, None, None, :]
+            unseen = (positions >= lengths[:, None])[:, None, None, :]
+            scratch["decode_index"] = metadata.block_table[:rows, :blocks].flatten()
+            scratch["decode_mask"] = torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, float("-inf"))
         return scratch["decode_index"], scratch["decode_mask"]
 
     def prefill(
-        self, query: Tensor, keys: Tensor, values: Tensor, table: Tensor, kv_length: int, scale: float
+        self, metadata: AttentionMetadata, row: int, query: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """One row's chunk `[tokens, heads, head_dim]`, causal and aligned to the end of kv_length tokens."""
-        tokens, heads, dim = query.shape
-        bs, kv_heads = keys.shape[1:3]
-        index = table[: -(-kv_length // bs)].long()
-        k = _gather(keys, index).view(-1, kv_heads, dim)[:kv_length].transpose(0, 1)
-        v = _gather(values, index).view(-1, kv_heads, dim)[:kv_length].transpose(0, 1)
-        group = heads // kv_heads
-        k = k.to(query.dtype).repeat_interleave(group, dim=0).unsqueeze(0)
-        v = v.to(query.dtype).repeat_interleave(group, dim=0).unsqueeze(0)
-        q = query.transpose(0, 1).unsqueeze(0)
-        if tokens == kv_length:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        else:
-            offset = kv_length - tokens
-            mask = torch.ones(tokens, kv_length, dtype=torch.bool, device=query.device).tril_(offset)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        """One row's chunk `[tokens, heads, head_dim]`, causal and aligned to the end of its cached tokens."""
+        tokens, (bs, kv_heads, dim) = len(query), keys.shape[1:]
+        length = metadata.kv_lengths_list[row]
+        index = metadata.block_table[row, : -(-length // bs)]
+        k = gather_blocks(keys, index).view(-1, kv_heads, dim)[:length].transpose(0, 1).unsqueeze(0)
+        v = gather_blocks(values, index).view(-1, kv_heads, dim)[:length].transpose(0, 1).unsqueeze(0)
+        mask = None if tokens == length else self._chunk_mask(metadata, row, tokens, length, query)
+        out = F.scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0),
+            k.to(query.dtype),
+            v.to(query.dtype),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=True,
+        )
         return out[0].transpose(0, 1)
+
+    @staticmethod
+    def _chunk_mask(metadata: AttentionMetadata, row: int, tokens: int, length: int, query: Tensor) -> Tensor:
+        """Additive mask `[tokens, length]` of a chunk behind cached tokens, built once a step."""
+        name = f"chunk_mask/{row}"
+        if name not in metadata.scratch:
+            unseen = torch.ones(tokens, length, dtype=torch.bool, device=query.device).triu_(length - tokens + 1)
+            zeros = torch.zeros(tokens, length, dtype=query.dtype, device=query.device)
+            metadata.scratch[name] = zeros.masked_fill_(unseen, float("-inf"))
+        return metadata.scratch[name]
+
+
+def gather_blocks(cache: Tensor, index: Tensor) -> Tensor:
+    """The named blocks of `[pool, block size, kv heads, head_dim]`, in order; whole blocks are copied at once."""
+    flat = cache.view(cache.shape[0], -1)
+    return flat.index_select(0, index).view(-1, *cache.shape[1:])
 
 
 TORCH = TorchBackend()
