@@ -1,5 +1,6 @@
 """The dynamic inference context: in-flight batching over a paged, prefix-cached KV pool."""
 
+from context.background_listener import BackgroundListener
 from context.block_allocator import KVBlockAllocator
 from context.config import (
     InferenceConfig,
@@ -25,6 +26,7 @@ from context.request import DynamicInferenceRequest, SamplingParams, compute_blo
 
 __all__ = [
     "ActiveRequestCountOverflowError",
+    "BackgroundListener",
     "BlockOverflowError",
     "ContextErrorFactory",
     "ContextOverflowError",

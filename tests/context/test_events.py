@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
 import torch
 
-from context import DynamicInferenceRequest, DynamoHelper, PrefixCachingEvictionPolicy, SamplingParams
+from context import (
+    BackgroundListener,
+    DynamicInferenceRequest,
+    DynamoHelper,
+    PrefixCachingEvictionPolicy,
+    SamplingParams,
+)
 from tests.context.engine_model import BLOCK_SIZE, EngineModel, build_context
 
 LRU = PrefixCachingEvictionPolicy.LRU
@@ -179,6 +186,27 @@ def test_a_listener_that_raises_stops_neither_the_others_nor_the_engine() -> Non
     helper.publish_pending_kv_stored_events()
     assert stream.kinds() == ["stored"]
     assert helper.listener_failures == 1
+
+
+def test_a_listener_that_never_returns_does_not_hold_the_engine_up() -> None:
+    release, heard = threading.Event(), []
+
+    def stuck(kind: str, payload: dict[str, Any]) -> None:
+        release.wait()
+        heard.append(payload["block_hashes"][0])
+
+    helper = DynamoHelper()
+    background = BackgroundListener(stuck, max_events=2)
+    helper.add_kv_event_listener(background)
+    for block_hash in (11, 12, 13, 14, 15):
+        helper.queue_kv_stored_event(stored([block_hash]))
+        helper.publish_pending_kv_stored_events()
+    assert heard == []
+    assert background.dropped in (2, 3), "two wait, and one more if the thread has taken the first"
+    release.set()
+    assert background.close()
+    assert heard == sorted(heard)
+    assert len(heard) == 5 - background.dropped
 
 
 def test_a_listener_can_be_removed() -> None:
