@@ -133,9 +133,7 @@ def main() -> int:
         print(json.dumps(result))
         return 0
     print(f"python {result['python']}, torch {result['torch']}; medians, ms")
-    print(
-        f"{'rows':>6}{'cached':>9}{'add':>9}{'initialise':>12}{'update':>9}{'step':>9}{'mean':>9}   goal 0.5 at 256"
-    )
+    print(f"{'rows':>6}{'cached':>9}{'add':>9}{'initialise':>12}{'update':>9}{'step':>9}{'mean':>9}   goal 0.5 at 256")
     for row in steps:
         print(
             f"{row['rows']:>6}{row['cached_blocks']:>9}{row['add_ms']:>9}{row['initialise_ms']:>12}"

@@ -55,6 +55,6 @@ class BackgroundListener:
         while (event := self._queue.get()) is not None:
             try:
                 self._listener(*event)
-            except Exception:  # noqa: BLE001 - whatever a listener does, the next event is due
+            except Exception:
                 self.failures += 1
                 logger.exception("KV-event listener failed on %r", event[0])
