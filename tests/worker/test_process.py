@@ -3,11 +3,9 @@
 import asyncio
 import json
 import re
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,6 +14,7 @@ import pytest
 from kvevents.bus import Incoming, NatsBus
 from kvevents.types import Beat, decode_beat
 from serving.sse import SSEParser
+from warmroute.up import broker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -55,9 +54,7 @@ class Process:
 @pytest.fixture
 async def nats() -> AsyncIterator[str]:
     """A broker of this test's own; it says its port in its log, before it says that it is ready."""
-    server = Path(sys.executable).parent / "nats-server"
-    found = str(server) if server.exists() else shutil.which("nats-server")
-    assert found is not None
+    found = str(broker.find())
     process = await asyncio.create_subprocess_exec(found, "-a", "127.0.0.1", "-p", "-1", stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
     address, line = "", b""
