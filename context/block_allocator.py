@@ -76,6 +76,8 @@ class KVBlockAllocator:
         self._leaves = EvictionOrder()
         self._evictable = 0
         self._observers: list[DeregistrationObserver] = []
+        nothing = np.empty((0, 0), dtype=np.int32)
+        self._tables: Callable[[], tuple[NDArray[np.int32], NDArray[np.int32]]] = lambda: (nothing, nothing)
         self.lru_clock = 0
         self.reset()
 
@@ -88,6 +90,22 @@ class KVBlockAllocator:
     def get_total_used(self) -> int:
         """Blocks that are held or cached."""
         return self.total_count - 1 - self.pool_avail
+
+    def attach_rows(self, tables: Callable[[], tuple[NDArray[np.int32], NDArray[np.int32]]]) -> None:
+        """Say where the block tables of active and of paused rows are read (`-1` marks an empty entry)."""
+        self._tables = tables
+
+    def get_active_used(self) -> int:
+        """Distinct blocks of the active rows."""
+        return self._count_blocks(self._tables()[0])
+
+    def get_paused_used(self) -> int:
+        """Distinct blocks of the paused rows."""
+        return self._count_blocks(self._tables()[1])
+
+    def _count_blocks(self, table: NDArray[np.int32]) -> int:
+        blocks = table[table >= 0]
+        return len(np.unique(blocks)) if self.enable_prefix_caching else len(blocks)
 
     def get_evictable_block_count(self) -> int:
         """Cached blocks that nobody holds."""

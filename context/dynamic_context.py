@@ -112,6 +112,12 @@ class DynamicInferenceContext(ReferenceNames, UnsupportedFeatures):
             self.block_size_tokens,
             self.config.resume_policy,
         )
+        self.kv_block_allocator.attach_rows(
+            lambda: (
+                self.requests.block_table[self._active],
+                self.requests.block_table[: self.state.paused_request_count],
+            )
+        )
         self.parts = ContextParts(
             sizes=self.sizes,
             block_size=self.block_size_tokens,

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from context.parts import ContextParts
-
-
-def distinct_blocks(parts: ContextParts, start: int, end: int) -> int:
-    """Blocks that rows [start, end) hold; a shared one counts once with prefix caching (without, none is shared)."""
-    table = parts.requests.block_table[start:end]
-    blocks = table[table >= 0]
-    return len(np.unique(blocks)) if parts.allocator.enable_prefix_caching else len(blocks)
 
 
 def kvcache_utilization_stats(parts: ContextParts) -> dict[str, Any]:
@@ -21,7 +12,7 @@ def kvcache_utilization_stats(parts: ContextParts) -> dict[str, Any]:
     allocator, state = parts.allocator, parts.state
     usable = allocator.total_count - 1
     allocated = allocator.get_total_used()
-    active = distinct_blocks(parts, state.paused_request_count, state.total_request_count)
+    active = allocator.get_active_used()
     return {
         "total_blocks": usable,
         "allocated_blocks": allocated,

@@ -97,6 +97,8 @@ def test_shared_blocks_of_paused_rows_count_once_against_the_budget() -> None:
     for i in range(3):
         context.add_request(request(i, [1] * 4 + [2 + i] * 4))
     context.state.paused_request_count = 2
+    assert context.kv_block_allocator.get_paused_used() == 3
+    assert context.kv_block_allocator.get_active_used() == 2
     assert context._get_paused_request_count_within_block_budget() == 2
     context.kv_block_allocator.paused_limit = 2
     assert context._get_paused_request_count_within_block_budget() == 1
@@ -228,6 +230,8 @@ def test_utilization_counts_shared_blocks_once() -> None:
     context = build_context(blocks=8, paused_blocks=2, prefix_caching_eviction_policy=LRU)
     context.add_request(request(0, [1] * 6))
     context.add_request(request(1, [1] * 4 + [2, 2]))
+    assert context.kv_block_allocator.get_active_used() == 3
+    assert context.kv_block_allocator.get_paused_used() == 0
     stats = context.get_kvcache_utilization_stats()
     assert stats["total_blocks"] == 8
     assert stats["allocated_blocks"] == stats["active_unique_blocks"] == 3

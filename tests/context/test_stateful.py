@@ -90,7 +90,7 @@ class ContextMachine(RuleBasedStateMachine):
 
 
 ContextMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("WARMROUTE_PROPERTY_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("WARMROUTE_PROPERTY_EXAMPLES", "200")),
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
